@@ -1,0 +1,49 @@
+/* Packed runtime format (docs/formats/qpk.md): the writer, and the reader as a source (over src/runtime). */
+#ifndef QC_QPK_H
+#define QC_QPK_H
+
+#include "qc_source.h"
+
+/* Open a packed file; checks header, table and sizes (not yet the checksums). */
+int qc_qpk_open(const char *path, qc_source **ret, qc_err *err) QC_WARN_UNUSED;
+
+/* Is this a packed file (by its magic)? */
+bool qc_qpk_probe(const char *path);
+
+/* Compare every section and tensor with its CRC-32. QC_E_INPUT names the first damaged one. src must come from
+ * qc_qpk_open. */
+int qc_qpk_check(const qc_source *src, qc_err *err) QC_WARN_UNUSED;
+
+typedef struct qc_qpk_writer qc_qpk_writer;
+
+/* Start a packed file that will become `path` (see qc_outfile). */
+int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err) QC_WARN_UNUSED;
+
+/* Embed a side file ("config.json", "tokenizer.json", "manifest.json", ...), before or after tensors. */
+int qc_qpk_add_file(qc_qpk_writer *w, const char *name, const void *data, size_t n_bytes, qc_err *err) QC_WARN_UNUSED;
+
+/* Tensors are written one after the other, each row by row from the top: begin, put rows until all are there, end.
+ * Rows of a dense tensor are given as its stored bytes, those of a tensor on a grid as codes. n_rows per call must be
+ * a multiple of QC_QPK_TILE_ROWS except in the last call of a tensor. */
+#define QC_QPK_TILE_ROWS 16
+int qc_qpk_begin_tensor(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_put_dense(qc_qpk_writer *w, const void *data, int64_t n_rows, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_put_codes(qc_qpk_writer *w, const qc_code_rows *rows, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_end_tensor(qc_qpk_writer *w, qc_err *err) QC_WARN_UNUSED;
+
+/* The tensor `name` is another name of the tensor `target` (a tied head). */
+int qc_qpk_add_alias(qc_qpk_writer *w, const char *name, const char *target, qc_err *err) QC_WARN_UNUSED;
+
+/* Bytes that a tensor of this description takes in the file (data, scales, padding), for plans. */
+uint64_t qc_qpk_tensor_bytes(const qc_tensor_info *info);
+
+/* Write table and header and fsync, still under the temporary name, which is returned for reading back. */
+int qc_qpk_finish(qc_qpk_writer *w, const char **ret_temp_path, qc_err *err) QC_WARN_UNUSED;
+
+/* Give the finished file its final name (or other_path, e.g. NAME.rejected) and free the writer, also on failure. */
+int qc_qpk_publish(qc_qpk_writer *w, const char *other_path, qc_err *err) QC_WARN_UNUSED;
+
+/* Remove what was written and free. NULL is fine. */
+void qc_qpk_discard(qc_qpk_writer *w);
+
+#endif

@@ -1,0 +1,403 @@
+#include "qc_file.h"
+
+#include "qc_alloc.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+/* ---- reading ---- */
+
+static int open_regular(const char *path, int *ret_fd, struct stat *ret_st, qc_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* NONBLOCK: a FIFO must not hang us */
+    if (fd < 0)
+        return qc_fail(err, QC_E_INPUT, "%s: %s", path, strerror(errno));
+    if (fstat(fd, ret_st) != 0 || !S_ISREG(ret_st->st_mode)) {
+        close(fd);
+        return qc_fail(err, QC_E_INPUT, "%s: %s", path, S_ISDIR(ret_st->st_mode) ? "is a folder, a file was expected" : "is not a regular file");
+    }
+    *ret_fd = fd;
+    return QC_OK;
+}
+
+int qc_file_map(const char *path, qc_mapped *ret, qc_err *err)
+{
+    int fd = -1;
+    struct stat st;
+    QC_TRY(open_regular(path, &fd, &st, err));
+    void *p = NULL;
+    if (st.st_size > 0)
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED)
+        return qc_fail(err, QC_E_RESOURCE, "%s: can not map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
+    *ret = (qc_mapped){.data = p, .n_bytes = (size_t)st.st_size};
+    return QC_OK;
+}
+
+void qc_file_unmap(qc_mapped *map)
+{
+    if (map && map->data)
+        munmap((void *)(uintptr_t)map->data, map->n_bytes);
+    if (map)
+        *map = (qc_mapped){0};
+}
+
+void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t begin = (offset + page - 1) / page * page;
+    size_t end = offset + n_bytes == map->n_bytes ? map->n_bytes : (offset + n_bytes) / page * page;
+    if (map->data && begin < end)
+        madvise((void *)(uintptr_t)(map->data + begin), end - begin, MADV_DONTNEED);
+}
+
+int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, qc_err *err)
+{
+    int fd = -1;
+    struct stat st;
+    QC_TRY(open_regular(path, &fd, &st, err));
+    size_t n_bytes = (size_t)st.st_size, done = 0;
+    int rc = QC_OK;
+    char *text = NULL;
+    if (n_bytes > max_bytes) {
+        rc = qc_fail(err, QC_E_INPUT, "%s: %zu bytes, limit is %zu", path, n_bytes, max_bytes);
+        goto out;
+    }
+    if (!(text = qc_alloc(n_bytes + 1, 1))) {
+        rc = qc_fail_nomem(err, path, n_bytes);
+        goto out;
+    }
+    while (done < n_bytes) {
+        ssize_t n = read(fd, text + done, n_bytes - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            rc = qc_fail(err, QC_E_INPUT, "%s: %s", path, n < 0 ? strerror(errno) : "file shrank while it was read");
+            goto out;
+        }
+        done += (size_t)n;
+    }
+    text[n_bytes] = 0;
+    *ret_text = text;
+    *ret_bytes = n_bytes;
+    text = NULL;
+out:
+    qc_free(text);
+    close(fd);
+    return rc;
+}
+
+bool qc_path_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+bool qc_path_is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool qc_path_same(const char *a, const char *b)
+{
+    struct stat sa, sb;
+    return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+}
+
+char *qc_path_join(const char *folder, const char *name)
+{
+    if (!folder || !*folder || name[0] == '/')
+        return qc_strdup(name);
+    size_t n = strlen(folder);
+    return qc_asprintf("%s%s%s", folder, folder[n - 1] == '/' ? "" : "/", name);
+}
+
+char *qc_path_dir(const char *path)
+{
+    const char *base = qc_path_base(path);
+    if (base == path)
+        return qc_strdup(".");
+    size_t n = (size_t)(base - path) - 1;
+    return n == 0 ? qc_strdup("/") : qc_strndup(path, n);
+}
+
+const char *qc_path_base(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+uint64_t qc_disk_free_bytes(const char *path)
+{
+    struct statvfs v;
+    return statvfs(path, &v) == 0 ? (uint64_t)v.f_bavail * v.f_frsize : UINT64_MAX;
+}
+
+/* ---- writing ---- */
+
+struct qc_outfile {
+    char *path;
+    char *temp_path;
+    int fd;
+    uint64_t offset;
+    int slot; /* in the table of names to remove on a signal, -1 = none */
+};
+
+/* Names that the signal handler removes: fixed storage, because a handler may not allocate or lock. A slot is
+ * published by setting `used` last. */
+#define MAX_TEMPS 64
+static struct {
+    volatile sig_atomic_t used;
+    char path[PATH_MAX];
+} temps[MAX_TEMPS];
+static pthread_mutex_t temps_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int temps_add(const char *path)
+{
+    int slot = -1;
+    pthread_mutex_lock(&temps_lock);
+    for (int i = 0; i < MAX_TEMPS && slot < 0; i++) {
+        if (!temps[i].used && strlen(path) < sizeof temps[i].path) {
+            strcpy(temps[i].path, path);
+            temps[i].used = 1;
+            slot = i;
+        }
+    }
+    pthread_mutex_unlock(&temps_lock);
+    return slot;
+}
+
+/* Is `name` ".BASE.tmp-PID" of a process that is gone? */
+static bool is_stale_temp(const char *name, const char *base)
+{
+    size_t n = strlen(base);
+    if (name[0] != '.' || strncmp(name + 1, base, n) != 0 || strncmp(name + 1 + n, ".tmp-", 5) != 0)
+        return false;
+    const char *p = name + 1 + n + 5;
+    long pid = 0;
+    if (!*p)
+        return false;
+    for (; *p; p++) {
+        if (*p < '0' || *p > '9' || pid > 100000000)
+            return false;
+        pid = pid * 10 + (*p - '0');
+    }
+    return pid > 0 && pid != getpid() && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+static void remove_stale_temps(const char *folder, const char *base)
+{
+    DIR *dir = opendir(folder);
+    if (!dir)
+        return;
+    for (struct dirent *e; (e = readdir(dir));)
+        if (is_stale_temp(e->d_name, base))
+            unlinkat(dirfd(dir), e->d_name, 0);
+    closedir(dir);
+}
+
+static void outfile_free(qc_outfile *out)
+{
+    if (out->fd >= 0)
+        close(out->fd);
+    if (out->slot >= 0)
+        temps[out->slot].used = 0;
+    qc_free(out->path);
+    qc_free(out->temp_path);
+    qc_free(out);
+}
+
+int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
+{
+    if (qc_path_is_dir(path))
+        return qc_fail(err, QC_E_USAGE, "%s: is a folder, a file name was expected", path);
+    if (!force && qc_path_exists(path))
+        return qc_fail(err, QC_E_USAGE, "%s: exists already (--force replaces it)", path);
+    int rc = QC_OK;
+    char *folder = qc_path_dir(path);
+    qc_outfile *out = qc_calloc(1, sizeof *out);
+    if (!out || !folder) {
+        rc = qc_fail_nomem(err, path, sizeof *out);
+        qc_free(folder);
+        qc_free(out);
+        return rc;
+    }
+    out->fd = out->slot = -1;
+    out->path = qc_strdup(path);
+    out->temp_path = qc_asprintf("%s/.%s.tmp-%ld", folder, qc_path_base(path), (long)getpid());
+    if (!out->path || !out->temp_path) {
+        rc = qc_fail_nomem(err, path, strlen(path));
+        goto fail;
+    }
+    remove_stale_temps(folder, qc_path_base(path));
+    out->fd = open(out->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (out->fd < 0) {
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not create: %s", path, strerror(errno));
+        goto fail;
+    }
+    out->slot = temps_add(out->temp_path);
+    qc_free(folder);
+    *ret = out;
+    return QC_OK;
+fail:
+    qc_free(folder);
+    outfile_free(out);
+    return rc;
+}
+
+int qc_outfile_pwrite(qc_outfile *out, const void *data, size_t n_bytes, uint64_t offset, qc_err *err)
+{
+    const char *p = data;
+    while (n_bytes > 0) {
+        ssize_t n = pwrite(out->fd, p, n_bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return qc_fail(err, QC_E_RESOURCE, "%s: write failed: %s", out->path, n < 0 ? strerror(errno) : "no progress");
+        p += n;
+        offset += (uint64_t)n;
+        n_bytes -= (size_t)n;
+    }
+    return QC_OK;
+}
+
+int qc_outfile_write(qc_outfile *out, const void *data, size_t n_bytes, qc_err *err)
+{
+    QC_TRY(qc_outfile_pwrite(out, data, n_bytes, out->offset, err));
+    out->offset += n_bytes;
+    return QC_OK;
+}
+
+uint64_t qc_outfile_offset(const qc_outfile *out)
+{
+    return out->offset;
+}
+
+const char *qc_outfile_temp_path(const qc_outfile *out)
+{
+    return out->temp_path;
+}
+
+int qc_outfile_sync(qc_outfile *out, qc_err *err)
+{
+    if (fsync(out->fd) != 0)
+        return qc_fail(err, QC_E_RESOURCE, "%s: fsync failed: %s", out->path, strerror(errno));
+    return QC_OK;
+}
+
+static void sync_folder_of(const char *path)
+{
+    char *folder = qc_path_dir(path);
+    int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        (void)!fsync(fd); /* the rename is done; a file system that can not sync folders is no failure */
+        close(fd);
+    }
+    qc_free(folder);
+}
+
+int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err)
+{
+    const char *path = other_path ? other_path : out->path;
+    int rc = qc_outfile_sync(out, err);
+    if (rc == QC_OK && rename(out->temp_path, path) != 0)
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: rename failed: %s", path, strerror(errno));
+    if (rc == QC_OK)
+        sync_folder_of(path);
+    else
+        unlink(out->temp_path);
+    outfile_free(out);
+    return rc;
+}
+
+void qc_outfile_discard(qc_outfile *out)
+{
+    if (!out)
+        return;
+    unlink(out->temp_path);
+    outfile_free(out);
+}
+
+int qc_file_write(const char *path, bool force, const void *data, size_t n_bytes, qc_err *err)
+{
+    qc_outfile *out;
+    QC_TRY(qc_outfile_open(path, force, &out, err));
+    int rc = qc_outfile_write(out, data, n_bytes, err);
+    if (rc < 0) {
+        qc_outfile_discard(out);
+        return rc;
+    }
+    return qc_outfile_commit(out, NULL, err);
+}
+
+int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err)
+{
+    if (!folder)
+        folder = getenv("TMPDIR");
+    if (!folder || !*folder)
+        folder = "/tmp";
+    int fd = open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+    if (fd < 0) { /* a file system without unnamed files */
+        char *name = qc_asprintf("%s/qconvert-scratch-XXXXXX", folder);
+        if (!name)
+            return qc_fail_nomem(err, "scratch file name", PATH_MAX);
+        fd = mkstemp(name);
+        if (fd >= 0)
+            unlink(name);
+        qc_free(name);
+    }
+    if (fd < 0)
+        return qc_fail(err, QC_E_RESOURCE, "%s: can not create a scratch file: %s", folder, strerror(errno));
+    *ret_fd = fd;
+    return QC_OK;
+}
+
+/* ---- interrupts ---- */
+
+static volatile sig_atomic_t got_signal;
+
+static void on_signal(int sig)
+{
+    if (!got_signal) {
+        got_signal = sig;
+        return;
+    }
+    for (int i = 0; i < MAX_TEMPS; i++)
+        if (temps[i].used)
+            unlink(temps[i].path);
+    _exit(128 + sig);
+}
+
+void qc_signals_install(void)
+{
+    struct sigaction sa = {.sa_handler = on_signal};
+    sigemptyset(&sa.sa_mask);
+    sigaction(SIGINT, &sa, NULL);
+    sigaction(SIGTERM, &sa, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a write error with a message, not a silent death */
+}
+
+int qc_interrupted(void)
+{
+    return got_signal;
+}
+
+int qc_check_interrupt(qc_err *err)
+{
+    if (!got_signal)
+        return QC_OK;
+    return qc_fail(err, QC_E_INTERRUPTED, "interrupted by signal %d", (int)got_signal);
+}

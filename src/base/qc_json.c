@@ -1,0 +1,229 @@
+#include "qc_json.h"
+
+#include "qc_alloc.h"
+#include "qc_buf.h"
+#include "qc_file.h"
+#include "qc_map.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_DEPTH 200
+
+bool qc_utf8_valid(const char *text, size_t n_bytes, size_t *ret_bad)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    size_t i = 0;
+    while (i < n_bytes) {
+        if (i + 8 <= n_bytes) {
+            uint64_t w;
+            memcpy(&w, s + i, 8);
+            if ((w & 0x8080808080808080u) == 0) {
+                i += 8;
+                continue;
+            }
+        }
+        unsigned c = s[i];
+        size_t n = c < 0x80 ? 1 : c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 0;
+        if (n == 0 || i + n > n_bytes)
+            goto bad;
+        for (size_t k = 1; k < n; k++)
+            if ((s[i + k] & 0xC0) != 0x80)
+                goto bad;
+        if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F) || (c == 0xF0 && s[i + 1] < 0x90) ||
+            (c == 0xF4 && s[i + 1] > 0x8F))
+            goto bad;
+        i += n;
+    }
+    return true;
+bad:
+    if (ret_bad)
+        *ret_bad = i;
+    return false;
+}
+
+/* Depth is checked before cJSON recurses, on the raw text, so that a hostile file can not use up the stack. */
+static bool too_deep(const char *text, size_t n_bytes)
+{
+    int depth = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < n_bytes; i++) {
+        char c = text[i];
+        if (in_string) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            if (++depth > MAX_DEPTH)
+                return true;
+        } else if (c == ']' || c == '}') {
+            depth--;
+        }
+    }
+    return false;
+}
+
+static int check_unique(const cJSON *item, const char *name, qc_err *err)
+{
+    int rc = QC_OK;
+    qc_map *seen = NULL;
+    if (cJSON_IsObject(item) && item->child && item->child->next) {
+        seen = qc_map_new(16);
+        if (!seen)
+            return qc_fail_nomem(err, "json keys", 16);
+    }
+    for (const cJSON *c = item->child; c && rc == QC_OK; c = c->next) {
+        if (seen) {
+            int added = qc_map_add(seen, c->string, strlen(c->string), 0);
+            if (added == 0)
+                rc = qc_fail(err, QC_E_INPUT, "%s: duplicate name \"%s\"", name, c->string);
+            else if (added < 0)
+                rc = qc_fail_nomem(err, "json keys", 16);
+        }
+        if (rc == QC_OK && c->child)
+            rc = check_unique(c, name, err);
+    }
+    qc_map_free(seen);
+    return rc;
+}
+
+int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool unique_keys, cJSON **ret_doc, qc_err *err)
+{
+    size_t bad;
+    if (!qc_utf8_valid(text, n_bytes, &bad))
+        return qc_fail(err, QC_E_INPUT, "%s: invalid UTF-8 at byte %zu", name, bad);
+    if (memchr(text, 0, n_bytes))
+        return qc_fail(err, QC_E_INPUT, "%s: NUL byte in json text", name);
+    if (too_deep(text, n_bytes))
+        return qc_fail(err, QC_E_INPUT, "%s: json nested deeper than %d", name, MAX_DEPTH);
+    const char *end = NULL;
+    cJSON *doc = cJSON_ParseWithLengthOpts(text, n_bytes, &end, 0);
+    const char *rest = end;
+    while (doc && rest < text + n_bytes && (*rest == ' ' || *rest == '\n' || *rest == '\r' || *rest == '\t'))
+        rest++;
+    if (!doc || rest != text + n_bytes) {
+        size_t line = 1, column = 1;
+        for (const char *p = text; p < rest && p < text + n_bytes; p++) {
+            column = *p == '\n' ? 1 : column + 1;
+            line += *p == '\n';
+        }
+        cJSON_Delete(doc);
+        return qc_fail(err, QC_E_INPUT, "%s:%zu:%zu: %s", name, line, column,
+                       n_bytes == 0 ? "empty file, json expected" : "json syntax error");
+    }
+    int rc = unique_keys ? check_unique(doc, name, err) : QC_OK;
+    if (rc < 0)
+        cJSON_Delete(doc);
+    else
+        *ret_doc = doc;
+    return rc;
+}
+
+int qc_json_load(const char *path, size_t max_bytes, bool unique_keys, cJSON **ret_doc, qc_err *err)
+{
+    char *text;
+    size_t n_bytes;
+    QC_TRY(qc_file_read(path, max_bytes, &text, &n_bytes, err));
+    int rc = qc_json_parse(text, n_bytes, path, unique_keys, ret_doc, err);
+    qc_free(text);
+    return rc;
+}
+
+const cJSON *qc_json_get(const cJSON *object, const char *key)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    return cJSON_IsNull(item) ? NULL : item;
+}
+
+bool qc_json_int(const cJSON *item, int64_t *ret)
+{
+    if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 9007199254740992.0) ||
+        item->valuedouble != floor(item->valuedouble))
+        return false;
+    *ret = (int64_t)item->valuedouble;
+    return true;
+}
+
+static int print_item(qc_buf *buf, const cJSON *item, int depth, qc_err *err);
+
+static int print_string(qc_buf *buf, const char *s, qc_err *err)
+{
+    QC_TRY(qc_buf_append(buf, "\"", 1, err));
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            QC_TRY(qc_buf_printf(buf, err, "\\%c", c));
+        else if (c < 0x20)
+            QC_TRY(qc_buf_printf(buf, err, "\\u%04x", c));
+        else
+            QC_TRY(qc_buf_append(buf, s, 1, err));
+    }
+    return qc_buf_append(buf, "\"", 1, err);
+}
+
+/* Shortest form that reads back as the same double; non-finite numbers have no json form: null. */
+static int print_number(qc_buf *buf, double x, qc_err *err)
+{
+    char text[40];
+    if (!isfinite(x))
+        return qc_buf_append(buf, "null", 4, err);
+    if (x == floor(x) && fabs(x) < 1e15)
+        return qc_buf_printf(buf, err, "%.0f", x);
+    for (int digits = 6; digits <= 17; digits++) {
+        double back;
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (sscanf(text, "%lf", &back) == 1 && back == x)
+            break;
+    }
+    return qc_buf_append(buf, text, strlen(text), err);
+}
+
+static int print_children(qc_buf *buf, const cJSON *item, int depth, qc_err *err)
+{
+    bool object = cJSON_IsObject(item);
+    QC_TRY(qc_buf_append(buf, object ? "{" : "[", 1, err));
+    bool flat = !object; /* arrays of scalars stay on one line */
+    for (const cJSON *c = item->child; c; c = c->next)
+        flat = flat && !c->child;
+    for (const cJSON *c = item->child; c; c = c->next) {
+        if (!flat)
+            QC_TRY(qc_buf_printf(buf, err, "\n%*s", 2 * (depth + 1), ""));
+        if (object) {
+            QC_TRY(print_string(buf, c->string, err));
+            QC_TRY(qc_buf_append(buf, ": ", 2, err));
+        }
+        QC_TRY(print_item(buf, c, depth + 1, err));
+        if (c->next)
+            QC_TRY(qc_buf_append(buf, flat ? ", " : ",", flat ? 2 : 1, err));
+    }
+    if (!flat && item->child)
+        QC_TRY(qc_buf_printf(buf, err, "\n%*s", 2 * depth, ""));
+    return qc_buf_append(buf, object ? "}" : "]", 1, err);
+}
+
+static int print_item(qc_buf *buf, const cJSON *item, int depth, qc_err *err)
+{
+    if (cJSON_IsString(item))
+        return print_string(buf, item->valuestring, err);
+    if (cJSON_IsNumber(item))
+        return print_number(buf, item->valuedouble, err);
+    if (cJSON_IsBool(item))
+        return qc_buf_printf(buf, err, "%s", cJSON_IsTrue(item) ? "true" : "false");
+    if (cJSON_IsObject(item) || cJSON_IsArray(item))
+        return print_children(buf, item, depth, err);
+    return qc_buf_append(buf, "null", 4, err);
+}
+
+char *qc_json_print(const cJSON *doc)
+{
+    qc_buf buf = {0};
+    if (print_item(&buf, doc, 0, NULL) < 0 || qc_buf_append(&buf, "\n", 1, NULL) < 0) {
+        qc_buf_clear(&buf);
+        return NULL;
+    }
+    return buf.data;
+}

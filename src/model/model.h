@@ -1,0 +1,64 @@
+/* A model ready to run: a source, its normalised config and the place of every tensor. The forward pass streams:
+ * one decoder layer's weights are prepared at a time, the caller holds the residual stream. */
+#ifndef QC_MODEL_H
+#define QC_MODEL_H
+
+#include "backend.h"
+#include "config.h"
+#include "qc_source.h"
+
+/* Role of a tensor, for policy, reports and the account of tensors. */
+typedef enum {
+    QC_ROLE_EMBEDDING,
+    QC_ROLE_HEAD,
+    QC_ROLE_LINEAR, /* a matrix of a decoder layer that may be quantized */
+    QC_ROLE_NORM,
+    QC_ROLE_BIAS,
+    QC_ROLE_TIED,   /* redundant copy of the embedding table: not stored again */
+    QC_ROLE_BUFFER, /* computed buffer (rotary_emb.inv_freq, masked_bias ...): dropped by name */
+    QC_ROLE_UNKNOWN
+} qc_tensor_role;
+
+typedef struct qc_tensor_place {
+    qc_tensor_role role;
+    int layer; /* -1 outside the layers */
+} qc_tensor_place;
+
+typedef struct qc_model {
+    const qc_source *src; /* borrowed */
+    qc_model_config config;
+    qc_tensor_place *places; /* [src->n_tensors], owned */
+} qc_model;
+
+/* Read the config and account for every tensor of the source. The source must outlive the model. */
+int qc_model_open(const qc_source *src, qc_model *ret, qc_err *err) QC_WARN_UNUSED;
+void qc_model_close(qc_model *model);
+
+/* Embeddings of ids into host memory dst[n_ids, hidden] (with the family's embedding scale). QC_E_INPUT: id out of
+ * range. */
+int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst, qc_err *err) QC_WARN_UNUSED;
+
+/* The weights of one decoder layer, prepared on a backend. */
+typedef struct qc_layer qc_layer;
+int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret, qc_err *err) QC_WARN_UNUSED;
+void qc_layer_free(qc_layer *layer);
+
+/* Scratch of the forward pass for sequences of up to max_tokens, reused over layers and windows. */
+typedef struct qc_workspace qc_workspace;
+int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, qc_workspace **ret, qc_err *err) QC_WARN_UNUSED;
+void qc_workspace_free(qc_workspace *ws);
+/* Bytes that qc_workspace_new and one prepared layer take, for plans. */
+uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens);
+uint64_t qc_layer_bytes(const qc_model_config *config);
+
+/* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. */
+int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+
+/* y = final norm of x, both [n_tokens, hidden] in backend memory; y may be x. */
+int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+
+/* Rows row0 .. of the output head ([vocab, hidden], the embedding table when tied), prepared for `linear`: logits of
+ * a slice of the vocabulary. Free with be->weight_free. */
+int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret, qc_err *err) QC_WARN_UNUSED;
+
+#endif

@@ -1,0 +1,84 @@
+#include "qc_tensor.h"
+
+#include "qc_fp.h"
+
+#include <string.h>
+
+int64_t qc_tensor_n_elems(const qc_tensor_info *info)
+{
+    int64_t n = 1;
+    for (int i = 0; i < info->n_dims; i++)
+        n *= info->shape[i];
+    return n;
+}
+
+int64_t qc_tensor_cols(const qc_tensor_info *info)
+{
+    return info->n_dims ? info->shape[info->n_dims - 1] : 1;
+}
+
+int64_t qc_tensor_rows(const qc_tensor_info *info)
+{
+    int64_t cols = qc_tensor_cols(info);
+    return cols ? qc_tensor_n_elems(info) / cols : 0;
+}
+
+int64_t qc_tensor_n_groups(const qc_tensor_info *info)
+{
+    if (info->grid.kind == QC_GRID_NONE)
+        return 0;
+    return (qc_tensor_cols(info) + info->grid.group_elems - 1) / info->grid.group_elems;
+}
+
+void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst)
+{
+    int64_t n_groups = (cols + grid->group_elems - 1) / grid->group_elems;
+    for (int64_t r = 0; r < rows->n_rows; r++) {
+        const uint8_t *q = rows->codes + r * cols;
+        float *y = dst + r * cols;
+        for (int64_t g = 0; g < n_groups; g++) {
+            int64_t end = (g + 1) * grid->group_elems < cols ? (g + 1) * grid->group_elems : cols;
+            float scale = rows->scales[r * n_groups + g];
+            int zero = grid->symmetric ? 1 << (grid->bits - 1) : rows->zeros[r * n_groups + g];
+            for (int64_t c = g * grid->group_elems; c < end; c++)
+                y[c] = scale * (float)((int)q[c] - zero);
+        }
+    }
+}
+
+#define CONVERT(type, expr)                                                                                  \
+    for (int64_t i = 0; i < n_elems; i++) {                                                                  \
+        type v;                                                                                              \
+        memcpy(&v, s + (size_t)i * sizeof v, sizeof v);                                                      \
+        dst[i] = expr;                                                                                       \
+    }                                                                                                        \
+    return QC_OK
+
+int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err)
+{
+    const char *s = src;
+    switch (dtype) {
+    case QC_DT_F32:
+        memcpy(dst, src, (size_t)n_elems * sizeof *dst);
+        return QC_OK;
+    case QC_DT_F16:
+        CONVERT(uint16_t, qc_f16_to_f32(v));
+    case QC_DT_BF16:
+        CONVERT(uint16_t, qc_bf16_to_f32(v));
+    case QC_DT_F64:
+        CONVERT(double, (float)v);
+    case QC_DT_I8:
+        CONVERT(int8_t, (float)v);
+    case QC_DT_U8:
+    case QC_DT_BOOL:
+        CONVERT(uint8_t, (float)v);
+    case QC_DT_I16:
+        CONVERT(int16_t, (float)v);
+    case QC_DT_U16:
+        CONVERT(uint16_t, (float)v);
+    case QC_DT_I32:
+        CONVERT(int32_t, (float)v);
+    default:
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s elements can not be read as numbers", qc_dtype_name(dtype));
+    }
+}

@@ -1,0 +1,64 @@
+/* Logical tensors: what readers hand out and writers take, whatever the file format.
+ *
+ * A matrix is [rows, cols] = [out, in], row major; a tensor of another rank is seen as rows = product of all but
+ * the last dimension, cols = the last one (a vector is one row). A tensor is dense (dtype says how) or lies on a
+ * quantization grid (dtype QC_DT_GRID): integer codes, and per row and group of input columns a scale and,
+ * unless the grid is symmetric, a zero point:   value = scale * (code - zero). */
+#ifndef QC_TENSOR_H
+#define QC_TENSOR_H
+
+#include "qc_dtype.h"
+#include "qc_err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define QC_MAX_DIMS 4
+
+typedef enum {
+    QC_GRID_NONE = 0,  /* dense */
+    QC_GRID_AFFINE = 1 /* scale * (code - zero) */
+} qc_grid_kind;
+
+typedef struct qc_grid {
+    qc_grid_kind kind;
+    int bits;             /* 2 .. 8; codes are unsigned, 0 .. 2^bits - 1 */
+    bool symmetric;       /* every zero point is 2^(bits - 1) and none is stored */
+    int64_t group_elems;  /* consecutive input columns that share a scale; = cols for one scale per row */
+    qc_dtype scale_dtype; /* QC_DT_F16, QC_DT_BF16 or QC_DT_F32: scales are exact in it */
+} qc_grid;
+
+/* Plain description; strings belong to whoever made it. */
+typedef struct qc_tensor_info {
+    const char *name;
+    qc_dtype dtype;
+    int n_dims; /* 0 .. QC_MAX_DIMS */
+    int64_t shape[QC_MAX_DIMS];
+    qc_grid grid;
+    uint64_t n_bytes; /* bytes that the tensor takes in its file, scales and padding included */
+} qc_tensor_info;
+
+int64_t qc_tensor_n_elems(const qc_tensor_info *info); /* 1 for rank 0 */
+int64_t qc_tensor_rows(const qc_tensor_info *info);    /* 0 if a dimension is 0 */
+int64_t qc_tensor_cols(const qc_tensor_info *info);    /* 1 for rank 0 */
+
+/* Number of groups per row, ceil(cols / group_elems); 0 for a dense tensor. */
+int64_t qc_tensor_n_groups(const qc_tensor_info *info);
+
+/* Some rows of a tensor on a grid, unpacked. The arrays belong to the caller. */
+typedef struct qc_code_rows {
+    int64_t n_rows;
+    uint8_t *codes; /* [n_rows, cols] */
+    float *scales;  /* [n_rows, n_groups], exact in the grid's scale_dtype; may be negative */
+    uint8_t *zeros; /* [n_rows, n_groups]; NULL if the grid is symmetric */
+} qc_code_rows;
+
+/* dst[n_rows, cols] = values of the rows. `group_elems` may leave a shorter last group. */
+void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst);
+
+/* Dense elements to float32 (F32, F16, BF16, F64, I8, U8, I16, U16, I32, BOOL). QC_E_UNSUPPORTED for others.
+ * src need not be aligned. */
+int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err) QC_WARN_UNUSED;
+
+#endif
