@@ -1,0 +1,155 @@
+/* Plain results that travel from the layers that measure (quant, calib, src/eval, formats) to the one that reports
+ * (src/report): events, the account of tensors, evaluations, artifacts, gates. No behaviour but list handling.
+ *
+ * Strings in these structs are copies owned by the struct's list or, in the structs that stand alone, by whoever
+ * filled them; every struct says which. A number that was not measured is NaN, a count 0. */
+#ifndef QC_RESULT_H
+#define QC_RESULT_H
+
+#include "qc_dtype.h"
+#include "qc_err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- events: every fallback, note and surprise of a run ---- */
+
+typedef enum {
+    QC_EVENT_NOTE = 0, /* worth knowing, the result is what was asked for: a default applied, a stray file */
+    QC_EVENT_FALLBACK  /* something weaker than asked for was done: counts for gates.fallbacks and `allow` */
+} qc_event_level;
+
+typedef struct qc_event {
+    char *kind;           /* snake_case id, what `allow` and a reader of the report match: "group_fallback" */
+    char *subject;        /* tensor, layer, file or key; "" if none */
+    char *detail;         /* one line for people */
+    qc_event_level level;
+    int64_t count;        /* >= 1; equal kind + subject + detail are counted, not repeated */
+} qc_event;
+
+/* In order of first occurrence. Zero-initialise, release with qc_event_list_clear. Not thread-safe: events are added
+ * from the thread that walks the layers, so that their order is the same in every run. */
+typedef struct qc_event_list {
+    qc_event *events;
+    int64_t n_events;
+    int64_t cap_events;
+} qc_event_list;
+
+/* Add `count` (> 0) occurrences; the strings are copied, subject may be NULL. QC_E_RESOURCE when out of memory. */
+int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, const char *subject, int64_t count,
+                 qc_err *err, const char *detail_fmt, ...) QC_WARN_UNUSED QC_PRINTF(7, 8);
+
+/* Occurrences of one kind (NULL: of all fallbacks). */
+int64_t qc_event_count(const qc_event_list *list, const char *kind);
+
+/* Release everything and reset to empty. NULL is fine. */
+void qc_event_list_clear(qc_event_list *list);
+
+/* ---- account of tensors: each tensor of the source exactly once (design: point 5) ---- */
+
+typedef enum {
+    QC_ACTION_QUANTIZED = 0, /* put on a grid, or its codes carried over */
+    QC_ACTION_COPIED,        /* stored as it is because its kind is never quantized: norms, biases */
+    QC_ACTION_KEPT16,        /* could have been quantized, was left in 16 bit: skip list, group rule, 16-bit override */
+    QC_ACTION_TIED,          /* another name of a stored tensor */
+    QC_ACTION_FOLDED,        /* multiplied into a neighbour */
+    QC_ACTION_DROPPED        /* not stored, by a named rule */
+} qc_tensor_action;
+
+typedef struct qc_tensor_account {
+    char *name;
+    char *rule; /* why: "linear", "embedding", "norm", "skip '*.down_proj'", "tied to model.embed_tokens.weight" */
+    qc_tensor_action action;
+    int layer; /* -1 outside the layers */
+    qc_dtype source_dtype;
+    qc_dtype dtype; /* as stored; QC_DT_GRID when quantized, QC_DT_INVALID when not stored */
+    int64_t n_rows, n_cols;
+    int bits; /* of the stored values, scales left out: 2 .. 8 on a grid, else those of the dtype; 0 when not stored */
+    int64_t group_elems;        /* 0 for a dense tensor */
+    bool symmetric;             /* of a grid */
+    bool searched;              /* scales were searched, not plain min-max */
+    uint64_t bytes_in;          /* in the source */
+    uint64_t bytes_out;         /* in the artifact, scales and padding included; 0 when not stored */
+    double sq_error, sq_weight; /* sum h (w - w')^2 and sum h w^2 of the stored grid */
+    double sq_error_minmax;     /* the same sum for min-max scales on the same grid; NaN if not computed */
+    int64_t n_clipped, n_zero_groups, n_small_scale; /* as in qc_quant_stats */
+} qc_tensor_account;
+
+/* In the order of the source. Zero-initialise, release with qc_account_list_clear. */
+typedef struct qc_account_list {
+    qc_tensor_account *tensors;
+    int64_t n_tensors;
+    int64_t cap_tensors;
+} qc_account_list;
+
+/* Append a copy of *tensor (its two strings are copied; rule may be NULL). QC_E_RESOURCE when out of memory. */
+int qc_account_add(qc_account_list *list, const qc_tensor_account *tensor, qc_err *err) QC_WARN_UNUSED;
+
+/* Sum of bytes_in / bytes_out over all tensors; either pointer may be NULL. */
+void qc_account_bytes(const qc_account_list *list, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
+
+/* Release everything and reset to empty. NULL is fine. */
+void qc_account_list_clear(qc_account_list *list);
+
+/* "quantized", "copied", "kept16", "tied", "folded", "dropped". */
+const char *qc_action_name(qc_tensor_action action);
+
+/* ---- evaluation: one model alone, or against a reference over the same windows ---- */
+
+/* One window of an evaluation; sums over its scored tokens, in token order. */
+typedef struct qc_window_result {
+    int64_t tokens_scored;
+    double nll, nll_reference;    /* sums of -ln p(target), nats; the reference's NaN without one */
+    double kld;                   /* sum of KL(reference || model), nats; NaN without a reference */
+    int64_t top1_agree;           /* tokens whose most likely id is the reference's */
+} qc_window_result;
+
+/* Names as in the report (nats, fractions). Without a reference ppl_reference .. top1 are NaN. */
+typedef struct qc_evaluation {
+    char *protocol;      /* "gptq", "full", "ids"; owned */
+    char *text;          /* name of the scored text or id file, for people; owned, may be NULL */
+    int64_t windows;
+    int64_t length;      /* tokens per window */
+    int64_t stride;      /* tokens from one window's start to the next's; = length when they do not overlap */
+    bool bos;            /* whether a BOS was put in front */
+    int64_t tokens_text; /* tokens of the whole text */
+    int64_t tokens_scored;
+    char ids_sha256[65]; /* over the scored windows' ids as little-endian int32; "" if not computed */
+    double nll_mean;     /* mean over tokens, = ln ppl */
+    double ppl, ppl_reference;
+    double ppl_ratio;    /* ppl / ppl_reference */
+    double delta_nll;    /* mean of nll - nll_reference = ln ppl_ratio */
+    double delta_nll_se; /* the larger of the plain and the window-clustered standard error (methods.md 16.1) */
+    double kld_mean, kld_p99, kld_max;
+    double top1;
+    double seconds;      /* wall time of the walk; reported under timings, never inside evaluation */
+    qc_window_result *per_window; /* [windows], owned; NULL if not kept */
+} qc_evaluation;
+
+/* All numbers NaN, counts 0, strings NULL: what an evaluation starts from. */
+void qc_evaluation_init(qc_evaluation *eval);
+
+/* Release what it owns and init again. NULL is fine. */
+void qc_evaluation_clear(qc_evaluation *eval);
+
+/* ---- artifacts and gates ---- */
+
+/* Strings are borrowed. */
+typedef struct qc_artifact {
+    const char *format;  /* "qpk", ... */
+    const char *path;    /* as it is called after the run (NAME.rejected included) */
+    uint64_t n_bytes;    /* of the file, or of all files of a folder */
+    char sha256[65];     /* of the file; "" for a folder */
+    bool rejected;       /* a gate failed */
+} qc_artifact;
+
+/* One limit and what was measured. Plain data; the table of known names is src/report's. */
+typedef struct qc_gate {
+    const char *name; /* static storage: a key of the table */
+    double limit;
+    double value;     /* NaN = not measured, which never passes */
+    bool pass;
+} qc_gate;
+
+#endif
