@@ -1,0 +1,73 @@
+/* Evaluation: one walk over the layers for one model or for a reference and a model side by side (design: paired
+ * evaluation). The layers' weights stream; what stays in memory is one residual stream per model, or a scratch file
+ * when a memory cap asks for it. Logits exist only as slices of the vocabulary for a tile of tokens: KL divergence
+ * is exact and no logits are stored. */
+#ifndef QC_EVAL_H
+#define QC_EVAL_H
+
+#include "backend.h"
+#include "model.h"
+#include "qc_result.h"
+#include "tokenizer.h"
+
+#include <stdint.h>
+
+typedef struct qc_eval_options {
+    uint64_t memory_bytes;      /* cap for the whole process, 0 = none: the residual streams spill to a scratch file */
+    const char *scratch_folder; /* for that file; NULL = $TMPDIR, then /tmp */
+    /* Called with the share of the work that is done, 0 .. 1; NULL = none. */
+    void (*progress)(void *ctx, double fraction);
+    void *progress_ctx;
+} qc_eval_options;
+
+/* Token sequences to score, one after the other in ids: sequence i has lengths[i] >= 1 ids; each runs on its own from
+ * position 0 and its ids 1 .. are scored. */
+typedef struct qc_sequences {
+    const int32_t *ids;
+    const int64_t *lengths;
+    int64_t n_sequences;
+} qc_sequences;
+
+/* Scores of one scored position, in nats; b-fields are 0 when one model is scored. */
+typedef struct qc_token_score {
+    float nll_a, nll_b;
+    float kld; /* KL(a || b) */
+    int32_t top_a, top_b;
+} qc_token_score;
+
+/* Score all sequences. b NULL: a alone. Results go to ret[total - n_sequences], sequence after sequence. A NaN or
+ * infinity fails with QC_E_INPUT naming model, layer (or head), sequence and token. */
+int qc_eval_tokens(qc_backend *be, const qc_model *a, const qc_model *b, const qc_sequences *seqs,
+                   const qc_eval_options *options, qc_token_score *ret, qc_err *err) QC_WARN_UNUSED;
+
+/* Text cut to windows by the "gptq" protocol (methods.md 15): one tokenizer call for the whole text without special
+ * tokens, the BOS id once in front if the tokenizer adds one, non-overlapping windows from the start, remainder
+ * dropped. Owned: clear with qc_windows_clear. */
+typedef struct qc_windows {
+    int32_t *ids;       /* [n_windows * length] */
+    int64_t *lengths;   /* [n_windows], all equal to length */
+    int64_t n_windows;
+    int64_t length;
+    int64_t n_text_ids; /* ids of the whole text */
+    bool bos;           /* a BOS id was put in front */
+    char ids_sha256[65]; /* of ids[n_windows * length] as little-endian uint32 */
+} qc_windows;
+
+/* Read a text file (UTF-8, at most 4 GiB) and cut its first n_windows windows (0 = as many as there are). QC_E_INPUT:
+ * unreadable, not UTF-8 (byte offset), empty, or shorter than one window. Fewer windows than asked for is no error;
+ * compare n_windows. */
+int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows, qc_windows *ret,
+                         qc_err *err) QC_WARN_UNUSED;
+void qc_windows_clear(qc_windows *windows);
+
+/* Perplexity of `model`, and against `reference` (NULL: alone) KL divergence, top-1 agreement and delta NLL with the
+ * larger of the token-wise and the window-clustered standard error (methods.md 16.1). */
+int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model, const qc_windows *windows,
+                const qc_eval_options *options, qc_evaluation *ret, qc_err *err) QC_WARN_UNUSED;
+
+/* Bytes of memory that the walk needs: with the residual streams in memory, and at least (streams spilled). b NULL: one
+ * model. */
+void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest, int64_t total_tokens,
+                        uint64_t *ret_full, uint64_t *ret_least);
+
+#endif

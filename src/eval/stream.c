@@ -1,0 +1,81 @@
+#include "stream.h"
+
+#include "qc_alloc.h"
+#include "qc_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+int qc_stream_open(qc_stream *stream, int64_t n_tokens, int64_t hidden, bool spill, const char *scratch_folder,
+                   qc_err *err)
+{
+    *stream = (qc_stream){.n_tokens = n_tokens, .hidden = hidden, .fd = -1};
+    if (spill) {
+        QC_TRY(qc_scratch_open(scratch_folder, &stream->fd, err));
+        /* Claim the room now: a full disk is an error at the start, not after an hour. */
+        int e = posix_fallocate(stream->fd, 0, n_tokens * hidden * (int64_t)sizeof(float));
+        if (e != 0) {
+            qc_stream_close(stream);
+            return qc_fail(err, QC_E_RESOURCE, "scratch file of %lld bytes: %s",
+                           (long long)(n_tokens * hidden * (int64_t)sizeof(float)), strerror(e));
+        }
+        return QC_OK;
+    }
+    stream->data = qc_alloc((size_t)n_tokens, (size_t)hidden * sizeof(float));
+    if (!stream->data)
+        return qc_fail_nomem(err, "residual stream", (unsigned long long)n_tokens * (unsigned long long)hidden * 4);
+    return QC_OK;
+}
+
+void qc_stream_close(qc_stream *stream)
+{
+    qc_free(stream->data);
+    stream->data = NULL;
+    if (stream->fd >= 0)
+        close(stream->fd);
+    stream->fd = -1;
+}
+
+int qc_stream_get(const qc_stream *stream, int64_t token0, int64_t n_tokens, float *dst, qc_err *err)
+{
+    size_t n_bytes = (size_t)(n_tokens * stream->hidden) * sizeof(float);
+    if (stream->data) {
+        memcpy(dst, stream->data + token0 * stream->hidden, n_bytes);
+        return QC_OK;
+    }
+    off_t at = (off_t)(token0 * stream->hidden) * (off_t)sizeof(float);
+    for (char *p = (char *)dst; n_bytes > 0;) {
+        ssize_t n = pread(stream->fd, p, n_bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return qc_fail(err, QC_E_RESOURCE, "scratch file: read failed: %s", n < 0 ? strerror(errno) : "short file");
+        p += n;
+        at += n;
+        n_bytes -= (size_t)n;
+    }
+    return QC_OK;
+}
+
+int qc_stream_put(qc_stream *stream, int64_t token0, int64_t n_tokens, const float *src, qc_err *err)
+{
+    size_t n_bytes = (size_t)(n_tokens * stream->hidden) * sizeof(float);
+    if (stream->data) {
+        memcpy(stream->data + token0 * stream->hidden, src, n_bytes);
+        return QC_OK;
+    }
+    off_t at = (off_t)(token0 * stream->hidden) * (off_t)sizeof(float);
+    for (const char *p = (const char *)src; n_bytes > 0;) {
+        ssize_t n = pwrite(stream->fd, p, n_bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return qc_fail(err, QC_E_RESOURCE, "scratch file: write failed: %s", n < 0 ? strerror(errno) : "no progress");
+        p += n;
+        at += n;
+        n_bytes -= (size_t)n;
+    }
+    return QC_OK;
+}
