@@ -5,6 +5,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #elif defined(__aarch64__)
@@ -32,8 +33,11 @@ static uint32_t detect(void)
 {
     uint32_t flags = 0;
 #if defined(__x86_64__)
+    unsigned a, b, c, d;
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    /* clang 14 does not know the name "f16c": leaf 1 ecx bit 29 */
+    bool f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c)
         flags |= QC_CPU_AVX2;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
@@ -43,9 +47,8 @@ static uint32_t detect(void)
     if (__builtin_cpu_supports("avx512bf16"))
         flags |= QC_CPU_AVX512BF16;
     /* cpuid leaf 7 edx: 22 amx-bf16, 24 amx-tile, 25 amx-int8; then the kernel must grant tile state 18 */
-    unsigned a = 7, b, c = 0, d;
-    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    if ((d & (1u << 22)) && (d & (1u << 24)) && (d & (1u << 25)) && syscall(SYS_arch_prctl, 0x1023, 18) == 0)
+    const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx && syscall(SYS_arch_prctl, 0x1023, 18) == 0)
         flags |= QC_CPU_AMX;
 #elif defined(__aarch64__)
     flags |= QC_CPU_NEON;
@@ -81,7 +84,9 @@ int qc_cpu_set_mask(const char *names, qc_err *err)
             while (i < N_FEATURES && (strlen(features[i].name) != n || memcmp(features[i].name, p, n) != 0))
                 i++;
             if (i == N_FEATURES)
-                return qc_fail(err, QC_E_USAGE, "unknown cpu feature '%.*s' (avx2, avx512, avx512vnni, avx512bf16, amx, neon, dotprod, all)", (int)n, p);
+                return qc_fail(err, QC_E_USAGE,
+                               "unknown cpu feature '%.*s' (avx2, avx512, avx512vnni, avx512bf16, amx, neon, dotprod, all)",
+                               (int)n, p);
             mask |= features[i].flag;
         }
         p += n + (p[n] == ',');

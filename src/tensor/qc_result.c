@@ -48,7 +48,11 @@ int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, co
     void *items = list->events;
     QC_TRY(grow(&items, list->n_events, &list->cap_events, sizeof *list->events, err));
     list->events = items;
-    qc_event e = {.kind = qc_strdup(kind), .subject = qc_strdup(subject), .detail = qc_strdup(detail), .level = level, .count = count};
+    qc_event e = {.kind = qc_strdup(kind),
+                  .subject = qc_strdup(subject),
+                  .detail = qc_strdup(detail),
+                  .level = level,
+                  .count = count};
     if (!e.kind || !e.subject || !e.detail) {
         event_free(&e);
         return qc_fail_nomem(err, "event", sizeof e);
