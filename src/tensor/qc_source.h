@@ -14,6 +14,10 @@ struct qc_source {
     const char *format; /* "hf", "qpk"; static */
     const char *path;   /* as opened; owned by the source */
 
+    /* Paths of the files that make it up, in a fixed order (what a manifest hashes); owned by the source. */
+    char *const *files;
+    int64_t n_files;
+
     int64_t n_tensors;
     /* Description of tensor 0 .. n_tensors - 1, valid until close. */
     const qc_tensor_info *(*info)(const qc_source *src, int64_t tensor);

@@ -1,0 +1,361 @@
+#include "convert.h"
+
+#include "qc_alloc.h"
+#include "qc_file.h"
+#include "qc_math.h"
+#include "rtn.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A block of rows in work: 8 MiB of float32, so that a block and its codes stay in the processor's cache while enough
+ * rows are there for all threads. */
+#define BLOCK_ELEMS (2 << 20)
+
+/* ---- plan ---- */
+
+static int64_t block_rows(int64_t n_cols)
+{
+    return qc_max_i64(BLOCK_ELEMS / qc_max_i64(n_cols, 1) / QC_QPK_TILE_ROWS, 1) * QC_QPK_TILE_ROWS;
+}
+
+static bool is_matrix(qc_tensor_role role)
+{
+    return role == QC_ROLE_LINEAR || role == QC_ROLE_EMBEDDING || role == QC_ROLE_HEAD;
+}
+
+/* Writing order: embedding, layers, what stands behind them, head. Ties keep the order of the source. */
+static int place_rank(const qc_model *model, int64_t tensor)
+{
+    const qc_tensor_place *p = &model->places[tensor];
+    int n_layers = (int)model->config.n_layers;
+    if (p->role == QC_ROLE_EMBEDDING)
+        return -1;
+    if (p->layer >= 0)
+        return p->layer;
+    return p->role == QC_ROLE_HEAD ? n_layers + 1 : n_layers;
+}
+
+/* Stable counting sort of the source's tensors by rank. */
+static void order_items(const qc_model *model, qc_convert_plan *plan)
+{
+    int64_t n = 0;
+    for (int rank = -1; rank <= (int)model->config.n_layers + 1; rank++)
+        for (int64_t i = 0; i < model->src->n_tensors; i++)
+            if (place_rank(model, i) == rank)
+                plan->items[n++].tensor = i;
+}
+
+static void stored_info(const qc_tensor_info *in, const qc_convert_item *item, qc_tensor_info *ret)
+{
+    *ret = *in;
+    if (item->action == QC_ACTION_QUANTIZED) {
+        ret->dtype = QC_DT_GRID;
+        ret->grid = item->spec.grid;
+    }
+}
+
+static int plan_matrix(const qc_policy *policy, const qc_tensor_info *info, qc_tensor_role role, qc_convert_item *item,
+                       qc_event_list *events, qc_err *err)
+{
+    bool quantize, fallback;
+    qc_target target = role == QC_ROLE_LINEAR ? QC_TARGET_LINEAR : QC_TARGET_EMBEDDING;
+    QC_TRY(qc_policy_decide(policy, info->name, target, qc_tensor_rows(info), qc_tensor_cols(info), &item->spec,
+                            &quantize, &fallback, err));
+    item->action = quantize ? QC_ACTION_QUANTIZED : QC_ACTION_KEPT16;
+    item->rule = role == QC_ROLE_LINEAR ? "linear" : role == QC_ROLE_EMBEDDING ? "embedding" : "head";
+    if (!fallback)
+        return QC_OK;
+    if (!quantize)
+        return qc_event_add(events, QC_EVENT_FALLBACK, "group_fallback", info->name, 1, err,
+                            "left in 16 bit: the group does not divide %lld inputs", (long long)qc_tensor_cols(info));
+    return qc_event_add(events, QC_EVENT_FALLBACK, "group_fallback", info->name, 1, err, "group %lld for %lld inputs",
+                        (long long)item->spec.grid.group_elems, (long long)qc_tensor_cols(info));
+}
+
+static int plan_item(const qc_model *model, const qc_policy *policy, qc_convert_item *item, qc_event_list *events,
+                     qc_err *err)
+{
+    const qc_tensor_info *info = model->src->info(model->src, item->tensor);
+    qc_tensor_role role = model->places[item->tensor].role;
+    if (info->dtype == QC_DT_GRID)
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s is quantized already", model->src->path, info->name);
+    if (is_matrix(role)) {
+        QC_TRY(plan_matrix(policy, info, role, item, events, err));
+    } else if (role == QC_ROLE_TIED) {
+        item->action = QC_ACTION_TIED;
+        item->rule = "tied to the embedding";
+    } else if (role == QC_ROLE_BUFFER) {
+        item->action = QC_ACTION_DROPPED;
+        item->rule = "computed buffer";
+    } else {
+        item->action = QC_ACTION_COPIED;
+        item->rule = role == QC_ROLE_NORM ? "norm" : "bias";
+    }
+    if (item->action != QC_ACTION_TIED && item->action != QC_ACTION_DROPPED) {
+        qc_tensor_info out;
+        stored_info(info, item, &out);
+        item->bytes_out = qc_qpk_tensor_bytes(&out);
+    }
+    return QC_OK;
+}
+
+/* Names that overrides and skip patterns may match. */
+static int check_patterns(const qc_model *model, const qc_policy *policy, qc_err *err)
+{
+    const char **names = qc_alloc((size_t)model->src->n_tensors, sizeof *names);
+    if (!names)
+        return qc_fail_nomem(err, "tensor names", (unsigned long long)model->src->n_tensors * sizeof *names);
+    int64_t n = 0;
+    for (int64_t i = 0; i < model->src->n_tensors; i++)
+        if (is_matrix(model->places[i].role))
+            names[n++] = model->src->info(model->src, i)->name;
+    int rc = qc_policy_check_used(policy, names, n, err);
+    qc_free(names);
+    return rc;
+}
+
+int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events, qc_convert_plan *ret,
+                         qc_err *err)
+{
+    QC_TRY(check_patterns(model, policy, err));
+    qc_convert_plan plan = {.n_items = model->src->n_tensors};
+    plan.items = qc_calloc((size_t)plan.n_items, sizeof *plan.items);
+    if (!plan.items)
+        return qc_fail_nomem(err, "plan", (unsigned long long)plan.n_items * sizeof *plan.items);
+    order_items(model, &plan);
+    for (int64_t i = 0; i < plan.n_items; i++) {
+        qc_convert_item *item = &plan.items[i];
+        const qc_tensor_info *info = model->src->info(model->src, item->tensor);
+        int rc = plan_item(model, policy, item, events, err);
+        if (rc < 0) {
+            qc_convert_plan_clear(&plan);
+            return rc;
+        }
+        plan.bytes_in += info->n_bytes;
+        plan.bytes_out += item->bytes_out;
+        if (item->action == QC_ACTION_QUANTIZED) {
+            plan.n_weights += (double)qc_tensor_n_elems(info);
+            /* float32, codes and packed codes of a block, and at worst a scale and a zero for every 16 of them */
+            uint64_t elems = (uint64_t)block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
+            plan.work_bytes = elems * 7 > plan.work_bytes ? elems * 7 : plan.work_bytes;
+        }
+    }
+    *ret = plan;
+    return QC_OK;
+}
+
+void qc_convert_plan_clear(qc_convert_plan *plan)
+{
+    if (!plan)
+        return;
+    qc_free(plan->items);
+    *plan = (qc_convert_plan){0};
+}
+
+/* ---- run ---- */
+
+typedef struct run {
+    const qc_model *model;
+    qc_backend *be;
+    const qc_convert_options *options;
+    qc_qpk_writer *writer;
+    double done, all; /* elements, for progress */
+} run;
+
+static int advance(run *r, double elems, qc_err *err)
+{
+    r->done += elems;
+    if (r->options->progress && r->all > 0)
+        r->options->progress(r->options->progress_ctx, r->done / r->all);
+    return qc_check_interrupt(err);
+}
+
+/* Position of the first value that is not finite among n, -1 if there is none. */
+static int64_t first_nonfinite(const float *x, int64_t n_elems)
+{
+    for (int64_t i = 0; i < n_elems; i++)
+        if (!isfinite(x[i]))
+            return i;
+    return -1;
+}
+
+/* *ret_row = -1 if the whole tensor is finite. */
+static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_t *ret_col, qc_err *err)
+{
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, tensor);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = qc_min_i64(block_rows(n_cols), n_rows);
+    *ret_row = -1;
+    float *w = qc_alloc((size_t)(step * n_cols), sizeof *w);
+    if (!w)
+        return qc_fail_nomem(err, info->name, (unsigned long long)(step * n_cols) * 4);
+    int rc = QC_OK;
+    for (int64_t row = 0; row < n_rows && rc == QC_OK && *ret_row < 0; row += step) {
+        int64_t n = qc_min_i64(step, n_rows - row), at;
+        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK && (at = first_nonfinite(w, n * n_cols)) >= 0) {
+            *ret_row = row + at / n_cols;
+            *ret_col = at % n_cols;
+        }
+    }
+    qc_free(w);
+    return rc;
+}
+
+static int copy_tensor(run *r, const qc_convert_item *item, qc_err *err)
+{
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, item->tensor);
+    const char *raw = src->raw(src, item->tensor);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = block_rows(n_cols);
+    int64_t row_bytes = n_rows ? (int64_t)info->n_bytes / n_rows : 0;
+    if (!raw && n_rows > 0)
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s can not be copied as it is", src->path, info->name);
+    QC_TRY(qc_qpk_begin_tensor(r->writer, info, err));
+    for (int64_t row = 0; row < n_rows; row += step) {
+        int64_t n = qc_min_i64(step, n_rows - row);
+        QC_TRY(qc_qpk_put_dense(r->writer, raw + row * row_bytes, n, err));
+        src->release(src, item->tensor, row, n);
+        QC_TRY(advance(r, (double)(n * n_cols), err));
+    }
+    return qc_qpk_end_tensor(r->writer, err);
+}
+
+typedef struct block {
+    float *w;
+    qc_code_rows rows;
+} block;
+
+static void block_free(block *b)
+{
+    qc_free(b->w);
+    qc_free(b->rows.codes);
+    qc_free(b->rows.scales);
+    qc_free(b->rows.zeros);
+}
+
+static int block_alloc(block *b, int64_t n_rows, int64_t n_cols, const qc_grid *grid, qc_err *err)
+{
+    size_t groups = (size_t)(n_rows * qc_ceil_div(n_cols, grid->group_elems));
+    *b = (block){.w = qc_alloc((size_t)(n_rows * n_cols), sizeof *b->w)};
+    b->rows.codes = qc_alloc((size_t)(n_rows * n_cols), 1);
+    b->rows.scales = qc_alloc(groups, sizeof *b->rows.scales);
+    if (!grid->symmetric)
+        b->rows.zeros = qc_alloc(groups, 1);
+    if (b->w && b->rows.codes && b->rows.scales && (grid->symmetric || b->rows.zeros))
+        return QC_OK;
+    block_free(b);
+    return qc_fail_nomem(err, "block of rows", (unsigned long long)(n_rows * n_cols) * 5);
+}
+
+static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *stats, qc_err *err)
+{
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, item->tensor);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = qc_min_i64(block_rows(n_cols), n_rows);
+    qc_tensor_info out;
+    stored_info(info, item, &out);
+    block b;
+    QC_TRY(block_alloc(&b, step, n_cols, &item->spec.grid, err));
+    int rc = qc_qpk_begin_tensor(r->writer, &out, err);
+    for (int64_t row = 0; row < n_rows && rc == QC_OK; row += step) {
+        int64_t n = qc_min_i64(step, n_rows - row);
+        b.rows.n_rows = n;
+        if ((rc = src->read_rows(src, item->tensor, row, n, b.w, err)) < 0)
+            break;
+        src->release(src, item->tensor, row, n);
+        if ((rc = qc_rtn_rows(r->be, b.w, n, n_cols, &item->spec, NULL, &b.rows, stats, err)) < 0)
+            rc = qc_err_prefix(err, "%s: tensor %s, rows from %lld", src->path, info->name, (long long)row);
+        else if ((rc = qc_qpk_put_codes(r->writer, &b.rows, err)) == QC_OK)
+            rc = advance(r, (double)(n * n_cols), err);
+    }
+    block_free(&b);
+    return rc == QC_OK ? qc_qpk_end_tensor(r->writer, err) : rc;
+}
+
+static int account(const run *r, const qc_convert_item *item, const qc_quant_stats *stats, qc_account_list *accounts,
+                   qc_err *err)
+{
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, item->tensor);
+    bool quantized = item->action == QC_ACTION_QUANTIZED, stored = item->bytes_out > 0;
+    qc_tensor_account a = {
+        .name = (char *)(uintptr_t)info->name,
+        .rule = (char *)(uintptr_t)item->rule,
+        .action = item->action,
+        .layer = r->model->places[item->tensor].layer,
+        .source_dtype = info->dtype,
+        .dtype = quantized ? QC_DT_GRID : stored ? info->dtype : QC_DT_INVALID,
+        .n_rows = qc_tensor_rows(info),
+        .n_cols = qc_tensor_cols(info),
+        .bits = quantized ? item->spec.grid.bits : stored ? qc_dtype_bits(info->dtype) : 0,
+        .group_elems = quantized ? item->spec.grid.group_elems : 0,
+        .symmetric = quantized && item->spec.grid.symmetric,
+        .searched = quantized && item->spec.search != QC_SEARCH_MINMAX,
+        .bytes_in = info->n_bytes,
+        .bytes_out = item->bytes_out,
+        .sq_error = quantized ? stats->sq_error : NAN,
+        .sq_weight = quantized ? stats->sq_weight : NAN,
+        .sq_error_minmax = NAN,
+        .n_clipped = stats->n_clipped,
+        .n_zero_groups = stats->n_zero_groups,
+        .n_small_scale = stats->n_small_scale,
+    };
+    return qc_account_add(accounts, &a, err);
+}
+
+/* NaN and infinities: refused by name, or with allow_nonfinite the tensor stays as it is. */
+static int check_finite(const run *r, qc_convert_item *item, qc_event_list *events, qc_err *err)
+{
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, item->tensor);
+    bool quantized = item->action == QC_ACTION_QUANTIZED;
+    if (quantized && !r->options->allow_nonfinite)
+        return QC_OK; /* the quantizer looks at every value anyway */
+    int64_t row, col;
+    QC_TRY(find_nonfinite(r, item->tensor, &row, &col, err));
+    if (row < 0)
+        return QC_OK;
+    if (!r->options->allow_nonfinite)
+        return qc_fail(err, QC_E_INPUT, "%s: tensor %s holds a NaN or infinity at row %lld, column %lld", src->path,
+                       info->name, (long long)row, (long long)col);
+    if (quantized) {
+        item->action = QC_ACTION_KEPT16;
+        item->bytes_out = qc_qpk_tensor_bytes(info);
+    }
+    return qc_event_add(events, QC_EVENT_FALLBACK, "nonfinite", info->name, 1, err,
+                        "NaN or infinity at row %lld, column %lld; stored as it is", (long long)row, (long long)col);
+}
+
+static int convert_item(run *r, const qc_convert_item *planned, qc_account_list *accounts, qc_event_list *events,
+                        qc_err *err)
+{
+    qc_convert_item item = *planned;
+    qc_quant_stats stats = {0};
+    const char *name = r->model->src->info(r->model->src, item.tensor)->name;
+    if (item.action != QC_ACTION_TIED && item.action != QC_ACTION_DROPPED)
+        QC_TRY(check_finite(r, &item, events, err));
+    if (item.action == QC_ACTION_QUANTIZED)
+        QC_TRY(quantize_tensor(r, &item, &stats, err));
+    else if (item.action == QC_ACTION_COPIED || item.action == QC_ACTION_KEPT16)
+        QC_TRY(copy_tensor(r, &item, err));
+    if (stats.n_small_scale)
+        QC_TRY(qc_event_add(events, QC_EVENT_NOTE, "small_scale", name, stats.n_small_scale, err,
+                            "scales below the normal range of the stored type"));
+    return account(r, &item, &stats, accounts, err);
+}
+
+int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
+                   qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err)
+{
+    run r = {.model = model, .be = be, .options = options, .writer = writer};
+    for (int64_t i = 0; i < plan->n_items; i++)
+        if (plan->items[i].bytes_out)
+            r.all += (double)qc_tensor_n_elems(model->src->info(model->src, plan->items[i].tensor));
+    for (int64_t i = 0; i < plan->n_items; i++)
+        QC_TRY(convert_item(&r, &plan->items[i], accounts, events, err));
+    if (model->config.tied)
+        QC_TRY(qc_qpk_add_alias(writer, "lm_head.weight", "model.embed_tokens.weight", err));
+    return QC_OK;
+}

@@ -1,0 +1,49 @@
+/* Conversion of a model to a packed file, tensor by tensor: first a plan (every tensor of the source gets an action, all
+ * refusals happen here), then one streaming pass that never holds more than a block of rows. */
+#ifndef QC_CONVERT_H
+#define QC_CONVERT_H
+
+#include "backend.h"
+#include "model.h"
+#include "policy.h"
+#include "qc_result.h"
+#include "qpk.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What happens to one tensor of the source. */
+typedef struct qc_convert_item {
+    int64_t tensor; /* index in the source */
+    qc_tensor_action action;
+    qc_quant_spec spec; /* when action is QC_ACTION_QUANTIZED */
+    const char *rule;   /* static text: why */
+    uint64_t bytes_out; /* in the packed file; 0 when not stored */
+} qc_convert_item;
+
+typedef struct qc_convert_plan {
+    qc_convert_item *items; /* every tensor of the source once, in writing order: embedding, layers, norm, head */
+    int64_t n_items;
+    uint64_t bytes_in, bytes_out; /* of tensor data */
+    uint64_t work_bytes;          /* memory of the streaming pass */
+    double n_weights;             /* to be quantized */
+} qc_convert_plan;
+
+/* Decide for every tensor. Events: group_fallback. QC_E_UNSUPPORTED: a group that does not divide; QC_E_USAGE: an
+ * override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
+int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events, qc_convert_plan *ret,
+                         qc_err *err) QC_WARN_UNUSED;
+void qc_convert_plan_clear(qc_convert_plan *plan);
+
+typedef struct qc_convert_options {
+    bool allow_nonfinite; /* a matrix with NaN or infinities is left in 16 bit (event) instead of refused */
+    void (*progress)(void *ctx, double fraction); /* NULL = none */
+    void *progress_ctx;
+} qc_convert_options;
+
+/* Carry out the plan. `accounts` gets one entry per tensor in the plan's order. QC_E_INPUT: a value that is not finite
+ * (tensor, row and column named). */
+int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
+                   qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
+
+#endif
