@@ -20,6 +20,7 @@ typedef struct entry {
 typedef struct hf_source {
     qc_source base; /* first: a qc_source pointer is one to this struct */
     char *path;
+    qc_hf_names files; /* paths: side files, index, shards */
     size_t n_shards;
     qc_st_file *shards;
     entry *entries; /* [base.n_tensors], shard by shard in the order of the data */
@@ -108,6 +109,7 @@ static void hf_close(qc_source *src)
     for (size_t i = 0; i < hf->n_shards; i++)
         qc_st_close(&hf->shards[i]);
     qc_map_free(hf->by_name);
+    qc_hf_names_clear(&hf->files);
     qc_free(hf->shards);
     qc_free(hf->entries);
     qc_free(hf->path);
@@ -116,19 +118,38 @@ static void hf_close(qc_source *src)
 
 /* ---- opening ---- */
 
+static int add_file(hf_source *hf, const char *name, bool optional, qc_err *err)
+{
+    char *path = qc_path_join(hf->path, name);
+    if (!path)
+        return qc_fail_nomem(err, hf->path, strlen(name));
+    int rc = optional && !qc_path_exists(path) ? QC_OK : qc_hf_names_add(&hf->files, path, err);
+    qc_free(path);
+    return rc;
+}
+
+/* What a manifest hashes: the side files that may change a result, the index, the shards. */
+static int list_files(hf_source *hf, const qc_hf_names *shards, qc_err *err)
+{
+    static const char *const side[] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                       QC_HF_INDEX};
+    for (size_t i = 0; i < sizeof side / sizeof side[0]; i++)
+        QC_TRY(add_file(hf, side[i], true, err));
+    for (size_t i = 0; i < shards->n; i++)
+        QC_TRY(add_file(hf, shards->v[i], false, err));
+    hf->base.files = hf->files.v;
+    hf->base.n_files = (int64_t)hf->files.n;
+    return QC_OK;
+}
+
 static int open_shards(hf_source *hf, const qc_hf_names *names, qc_err *err)
 {
     hf->shards = qc_calloc(names->n, sizeof *hf->shards);
     if (!hf->shards)
         return qc_fail_nomem(err, hf->path, names->n * sizeof *hf->shards);
-    for (; hf->n_shards < names->n; hf->n_shards++) {
-        char *path = qc_path_join(hf->path, names->v[hf->n_shards]);
-        if (!path)
-            return qc_fail_nomem(err, hf->path, strlen(names->v[hf->n_shards]));
-        int rc = qc_st_open(path, &hf->shards[hf->n_shards], err);
-        qc_free(path);
-        QC_TRY(rc);
-    }
+    const char *const *paths = (const char *const *)hf->files.v + (hf->files.n - names->n);
+    for (; hf->n_shards < names->n; hf->n_shards++)
+        QC_TRY(qc_st_open(paths[hf->n_shards], &hf->shards[hf->n_shards], err));
     return QC_OK;
 }
 
@@ -235,6 +256,8 @@ static int open_into(hf_source *hf, qc_err *err)
     qc_hf_layout layout = {0};
     QC_TRY(qc_hf_layout_find(hf->path, &layout, err));
     int rc = qc_hf_prequant_config(hf->path, err);
+    if (rc == QC_OK)
+        rc = list_files(hf, &layout.shards, err);
     if (rc == QC_OK)
         rc = open_shards(hf, &layout.shards, err);
     if (rc == QC_OK)
