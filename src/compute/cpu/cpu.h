@@ -1,0 +1,43 @@
+/* Inside of the CPU backend: its state and the operations that have a file of their own. One operation runs at a time
+ * (the pool is not reentrant), so they share one scratch buffer. */
+#ifndef QC_CPU_BACKEND_H
+#define QC_CPU_BACKEND_H
+
+#include "kern.h"
+
+typedef struct qc_cpu_backend {
+    qc_backend be; /* first: the operations get a pointer to it */
+    qc_pool *pool; /* borrowed, may be NULL */
+    qc_kern kern;
+    float *scratch; /* grows, never shrinks */
+    int64_t scratch_elems;
+} qc_cpu_backend;
+
+struct qc_weight {
+    int64_t n_out, n_in;
+    /* With kern.use_blas the plain matrix [n_out, n_in]; else panels of kern.nr outputs, each [n_in, nr], the last one
+     * filled up with zeros. */
+    float *data;
+};
+
+/* At least n_elems floats, valid until the next operation; content undefined. NULL with a message. */
+float *qc_cpu_scratch(qc_cpu_backend *cb, int64_t n_elems, qc_err *err);
+
+int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_rows_fn fetch, void *ctx,
+                       qc_weight **ret, qc_err *err);
+void qc_cpu_weight_free(qc_backend *be, qc_weight *w);
+int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
+                  const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
+int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k, const float *v,
+                     const qc_attention_shape *shape, qc_err *err);
+int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const float *logits_b, int64_t ld,
+                 const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
+                 qc_err *err);
+
+/* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only file that
+ * knows it is blas.c. */
+void qc_blas_single_thread(void);
+void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m, int64_t n,
+                  int64_t k, bool accumulate);
+
+#endif

@@ -1,0 +1,177 @@
+/* linear: y = x W^T in tiles of TILE_TOKENS x TILE_OUT, one task each. A tile runs over the inputs in blocks, so that
+ * the copied activations of a block stay in the second level cache and a panel of weights in the first. */
+#include "cpu.h"
+#include "qc_alloc.h"
+#include "qc_math.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+enum {
+    TILE_TOKENS = 96,
+    TILE_OUT = 512,
+    BLOCK_IN = 256, /* a panel of QC_KERN_MAX_NR outputs x BLOCK_IN inputs takes 32 KiB */
+    ROW_PAD = 16    /* keeps the copied rows out of step with the cache's sets */
+};
+
+typedef struct load_job {
+    const qc_cpu_backend *cb;
+    qc_weight *w;
+    qc_fetch_rows_fn fetch;
+    void *ctx;
+    int64_t rows_per_task;
+    float *scratch;   /* [threads, rows_per_task, n_in] when packing */
+    qc_err *errors;   /* [threads]: the first failure of each thread */
+    atomic_int failed;
+} load_job;
+
+static void load_task(void *ctx, int64_t task, int thread)
+{
+    load_job *j = ctx;
+    qc_weight *w = j->w;
+    int64_t row0 = task * j->rows_per_task, n = qc_min_i64(j->rows_per_task, w->n_out - row0);
+    float *rows = j->cb->kern.use_blas ? w->data + row0 * w->n_in : j->scratch + thread * j->rows_per_task * w->n_in;
+    if (atomic_load(&j->failed))
+        return;
+    if (j->fetch(j->ctx, row0, n, rows, &j->errors[thread]) < 0) {
+        if (j->errors[thread].code == QC_OK)
+            qc_fail(&j->errors[thread], QC_E_INPUT, "can not read rows %lld .. of a matrix", (long long)row0);
+        atomic_store(&j->failed, 1);
+        return;
+    }
+    if (!j->cb->kern.use_blas)
+        j->cb->kern.pack(w->data + row0 * w->n_in, rows, w->n_in, n, w->n_in);
+}
+
+static int load_rows(qc_cpu_backend *cb, qc_weight *w, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
+{
+    int n_threads = qc_pool_size(cb->pool);
+    load_job j = {.cb = cb, .w = w, .fetch = fetch, .ctx = ctx, .rows_per_task = cb->kern.nr};
+    if (!cb->kern.use_blas) {
+        j.scratch = qc_cpu_scratch(cb, n_threads * j.rows_per_task * w->n_in, err);
+        if (!j.scratch)
+            return QC_E_RESOURCE;
+    }
+    j.errors = qc_calloc((size_t)n_threads, sizeof *j.errors);
+    if (!j.errors)
+        return qc_fail_nomem(err, "messages of the threads", (size_t)n_threads * sizeof *j.errors);
+    qc_pool_run(cb->pool, qc_ceil_div(w->n_out, j.rows_per_task), load_task, &j);
+    int rc = QC_OK;
+    for (int i = 0; i < n_threads && rc == QC_OK; i++)
+        if (j.errors[i].code != QC_OK)
+            rc = qc_fail(err, j.errors[i].code, "%s", j.errors[i].msg);
+    qc_free(j.errors);
+    return rc;
+}
+
+int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_rows_fn fetch, void *ctx,
+                       qc_weight **ret, qc_err *err)
+{
+    qc_cpu_backend *cb = (qc_cpu_backend *)be;
+    if (n_out < 0 || n_in < 0 || n_out > INT32_MAX || n_in > INT32_MAX)
+        return qc_fail(err, QC_E_UNSUPPORTED, "matrix of %lld x %lld elements", (long long)n_out, (long long)n_in);
+    int64_t rows = cb->kern.use_blas ? n_out : qc_round_up(n_out, cb->kern.nr);
+    qc_weight *w = qc_alloc(1, sizeof *w);
+    if (!w)
+        return qc_fail_nomem(err, "weight matrix", sizeof *w);
+    *w = (qc_weight){.n_out = n_out, .n_in = n_in};
+    w->data = qc_alloc((size_t)(rows * n_in), sizeof *w->data);
+    int rc = w->data ? QC_OK : qc_fail_nomem(err, "weight matrix", (size_t)(rows * n_in) * sizeof *w->data);
+    if (rc == QC_OK && n_out > 0 && n_in > 0)
+        rc = load_rows(cb, w, fetch, ctx, err);
+    if (rc < 0) {
+        qc_cpu_weight_free(be, w);
+        return rc;
+    }
+    *ret = w;
+    return QC_OK;
+}
+
+void qc_cpu_weight_free(qc_backend *be, qc_weight *w)
+{
+    (void)be;
+    if (!w)
+        return;
+    qc_free(w->data);
+    qc_free(w);
+}
+
+typedef struct linear_job {
+    const qc_cpu_backend *cb;
+    float *y;
+    int64_t ldy;
+    const float *x;
+    int64_t ldx;
+    const qc_weight *w;
+    const float *bias;
+    int64_t n_tokens;
+    bool accumulate;
+    int64_t n_token_tiles;
+    float *scratch; /* [threads, TILE_TOKENS, BLOCK_IN + ROW_PAD] */
+} linear_job;
+
+/* y = bias, or y += bias */
+static void put_bias(const linear_job *j, float *y, int64_t m, int64_t n0, int64_t n)
+{
+    for (int64_t t = 0; t < m; t++) {
+        if (j->accumulate)
+            j->cb->kern.add(y + t * j->ldy, j->bias + n0, 1, n);
+        else
+            memcpy(y + t * j->ldy, j->bias + n0, (size_t)n * sizeof *y);
+    }
+}
+
+/* One block of inputs k0 .. k0 + k - 1 of a tile. */
+static void tile_block(const linear_job *j, float *y, const float *x, float *copy, int64_t m, int64_t n0, int64_t n,
+                       int64_t k0, int64_t k, bool accumulate)
+{
+    const qc_kern *kern = &j->cb->kern;
+    int64_t k_all = j->w->n_in, ldc = BLOCK_IN + ROW_PAD;
+    for (int64_t t = 0; t < m; t++)
+        memcpy(copy + t * ldc, x + t * j->ldx + k0, (size_t)k * sizeof *copy);
+    for (int64_t i = 0; i < n; i += kern->nr)
+        kern->gemm(y + i, j->ldy, copy, ldc, j->w->data + (n0 + i) * k_all + k0 * kern->nr, m,
+                   qc_min_i64(kern->nr, n - i), k, accumulate);
+}
+
+static void linear_task(void *ctx, int64_t task, int thread)
+{
+    const linear_job *j = ctx;
+    const qc_weight *w = j->w;
+    /* neighbouring tasks share the weights, the larger operand */
+    int64_t t0 = task % j->n_token_tiles * TILE_TOKENS, n0 = task / j->n_token_tiles * TILE_OUT;
+    int64_t m = qc_min_i64(TILE_TOKENS, j->n_tokens - t0), n = qc_min_i64(TILE_OUT, w->n_out - n0);
+    float *y = j->y + t0 * j->ldy + n0;
+    const float *x = j->x + t0 * j->ldx;
+    bool accumulate = j->accumulate || j->bias;
+    if (j->bias)
+        put_bias(j, y, m, n0, n);
+    if (j->cb->kern.use_blas) {
+        qc_blas_gemm(y, j->ldy, x, j->ldx, w->data + n0 * w->n_in, w->n_in, m, n, w->n_in, accumulate);
+        return;
+    }
+    float *copy = j->scratch + (int64_t)thread * TILE_TOKENS * (BLOCK_IN + ROW_PAD);
+    int64_t n_blocks = qc_max_i64(1, qc_ceil_div(w->n_in, BLOCK_IN));
+    int64_t block = qc_ceil_div(w->n_in, n_blocks);
+    for (int64_t k0 = 0; k0 < w->n_in; k0 += block)
+        tile_block(j, y, x, copy, m, n0, n, k0, qc_min_i64(block, w->n_in - k0), accumulate || k0 > 0);
+}
+
+int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
+                  const float *bias, int64_t n_tokens, bool accumulate, qc_err *err)
+{
+    qc_cpu_backend *cb = (qc_cpu_backend *)be;
+    linear_job j = {.cb = cb, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .w = w, .bias = bias, .n_tokens = n_tokens,
+                    .accumulate = accumulate};
+    if (w->n_in == 0) /* an empty sum: y = 0, or unchanged; then the bias */
+        for (int64_t t = 0; t < n_tokens && !accumulate && !bias; t++)
+            memset(y + t * ldy, 0, (size_t)w->n_out * sizeof *y);
+    if (!cb->kern.use_blas) {
+        j.scratch = qc_cpu_scratch(cb, qc_pool_size(cb->pool) * TILE_TOKENS * (BLOCK_IN + ROW_PAD), err);
+        if (!j.scratch)
+            return QC_E_RESOURCE;
+    }
+    j.n_token_tiles = qc_ceil_div(n_tokens, TILE_TOKENS);
+    qc_pool_run(cb->pool, j.n_token_tiles * qc_ceil_div(w->n_out, TILE_OUT), linear_task, &j);
+    return QC_OK;
+}

@@ -1,0 +1,143 @@
+/* Scalar reference of every kernel slot. Sums are taken in double, transcendental functions come from libm in double;
+ * built without contraction and without fast math. Slow on purpose: the other kernels are measured against it. */
+#include "kern.h"
+
+#include <math.h>
+
+#define NR_REF 16
+
+static void gemm_ref(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t m, int64_t n,
+                     int64_t k, bool accumulate)
+{
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = accumulate ? (double)c[i * ldc + j] : 0;
+            for (int64_t p = 0; p < k; p++)
+                sum += (double)a[i * lda + p] * (double)b[p * NR_REF + j];
+            c[i * ldc + j] = (float)sum;
+        }
+}
+
+static void pack_ref(float *dst, const float *src, int64_t lds, int64_t n, int64_t k)
+{
+    for (int64_t j = 0; j < k; j++)
+        for (int64_t i = 0; i < NR_REF; i++)
+            dst[j * NR_REF + i] = i < n ? src[i * lds + j] : 0;
+}
+
+static void rms_norm_ref(float *y, const float *x, const float *gain, float gain_offset, int64_t dim, float eps)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < dim; i++)
+        sum += (double)x[i] * (double)x[i];
+    double r = 1 / sqrt(sum / (double)dim + (double)eps);
+    for (int64_t i = 0; i < dim; i++)
+        y[i] = (float)((double)x[i] * r * ((double)gain[i] + (double)gain_offset));
+}
+
+static void rope_ref(float *x, const float *cos_t, const float *sin_t, int64_t half)
+{
+    for (int64_t i = 0; i < half; i++) {
+        double a = (double)x[i], b = (double)x[i + half], c = (double)cos_t[i], s = (double)sin_t[i];
+        x[i] = (float)(a * c - b * s);
+        x[i + half] = (float)(b * c + a * s);
+    }
+}
+
+static void gated_act_ref(float *y, const float *gate, const float *up, int64_t n, qc_activation act)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double g = (double)gate[i], z = g;
+        /* 0.5 g (1 + tanh(u)) = g / (1 + exp(-2u)), without its cancellation for negative u */
+        if (act == QC_ACT_GELU_TANH)
+            z = 2 * 0.79788456080286535588 * (g + 0.044715 * g * g * g);
+        y[i] = (float)(g / (1 + exp(-z)) * (double)up[i]);
+    }
+}
+
+static void add_ref(float *y, const float *x, float alpha, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)((double)y[i] + (double)alpha * (double)x[i]);
+}
+
+static void scale_ref(float *y, const float *x, float alpha, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = alpha * x[i];
+}
+
+static void softcap_ref(float *y, const float *x, float cap, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)((double)cap * tanh((double)x[i] / (double)cap));
+}
+
+static float softmax_ref(float *s, int64_t lo, int64_t hi, int64_t n, qc_softmax_state *state)
+{
+    float max = state->max;
+    for (int64_t i = lo; i < hi; i++)
+        max = s[i] > max ? s[i] : max;
+    double shrink = exp((double)state->max - (double)max), sum = shrink * (double)state->sum;
+    for (int64_t i = 0; i < n; i++) {
+        s[i] = i >= lo && i < hi ? (float)exp((double)s[i] - (double)max) : 0;
+        sum += (double)s[i];
+    }
+    *state = (qc_softmax_state){.max = max, .sum = (float)sum};
+    return (float)shrink;
+}
+
+/* Largest finite logit and its first id; counts the others. */
+static void block_max(const float *x, int64_t n, int32_t id0, float *max, int32_t *top, int32_t *n_nonfinite)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(x[i]))
+            ++*n_nonfinite;
+        else if (x[i] > *max || *top < 0) {
+            *max = x[i];
+            *top = id0 + (int32_t)i;
+        }
+    }
+}
+
+static void score_block_ref(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0)
+{
+    float old_a = s->max_a, old_b = s->max_b;
+    block_max(a, n, id0, &s->max_a, &s->top_a, &s->n_nonfinite);
+    double shrink = exp((double)old_a - (double)s->max_a);
+    s->sum_a *= shrink;
+    s->cross *= shrink;
+    if (b) {
+        block_max(b, n, id0, &s->max_b, &s->top_b, &s->n_nonfinite);
+        s->sum_b *= exp((double)old_b - (double)s->max_b);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double ea = isfinite(a[i]) ? exp((double)a[i] - (double)s->max_a) : 0;
+        s->sum_a += ea;
+        if (b && isfinite(b[i])) {
+            s->sum_b += exp((double)b[i] - (double)s->max_b);
+            if (isfinite(a[i]))
+                s->cross += ea * ((double)a[i] - (double)b[i]);
+        }
+    }
+}
+
+void qc_kern_init_ref(qc_kern *kern)
+{
+    *kern = (qc_kern){
+        .name = "scalar",
+        .use_blas = true,
+        .mr = 4,
+        .nr = NR_REF,
+        .gemm = gemm_ref,
+        .pack = pack_ref,
+        .rms_norm = rms_norm_ref,
+        .rope = rope_ref,
+        .gated_act = gated_act_ref,
+        .add = add_ref,
+        .scale = scale_ref,
+        .softcap = softcap_ref,
+        .softmax = softmax_ref,
+        .score_block = score_block_ref,
+    };
+}

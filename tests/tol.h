@@ -1,0 +1,24 @@
+/* Tolerances of the tests: one class per kind of computation, each with its reason. u = 2^-24 is the largest relative
+ * error of one float32 rounding. */
+#ifndef QC_TEST_TOL_H
+#define QC_TEST_TOL_H
+
+#include <float.h>
+#include <math.h>
+
+#define TOL_U 0x1p-24
+
+/* Sum of n float32 products against the exact sum, as a factor of sum |x_i w_i|: rounding errors of either sign add up
+ * like sqrt(n) u (Higham & Mary 2019, theorem 3.1 with lambda = 1), and the few roundings of blocks, lanes and the
+ * final store come on top. The guaranteed bound n u would hide a lost block. */
+#define TOL_DOT(n) ((8 + sqrt((double)(n))) * TOL_U)
+
+/* Elementwise formulas with an exp inside (softmax weights, SiLU, tanh), relative: exp of the vector kernels is within
+ * 2 ulp = 4 u, then at most 6 more roundings. Results below FLT_MIN may be flushed: TOL_TINY absolute. */
+#define TOL_EXP (10 * TOL_U)
+#define TOL_TINY ((double)FLT_MIN)
+
+/* A rotation or axpy: two products and a sum, each rounded once, as a factor of the sum of absolute terms. */
+#define TOL_AXPY (3 * TOL_U)
+
+#endif
