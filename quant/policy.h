@@ -16,12 +16,13 @@ typedef enum {
 
 /* One rule; fields at their "unset" value do not change anything. */
 typedef struct qc_override {
-    char *match;        /* glob over tensor names with or without ".weight": * ? [..]; owned */
+    char *match;        /* glob over tensor names with or without ".weight": * ? [..] */
     int bits;           /* 2 .. 8; 16 = leave as it is; 0 = unset */
     int64_t group;      /* > 0; -1 = per channel; 0 = unset */
     int symmetric;      /* 0 or 1; -1 = unset */
 } qc_override;
 
+/* Patterns and overrides are borrowed from whoever filled the policy. */
 typedef struct qc_policy {
     qc_quant_spec weights;   /* linears; weights.grid.group_elems -1 = per channel */
     qc_quant_spec embedding; /* embedding and head */
@@ -33,10 +34,16 @@ typedef struct qc_policy {
     int n_skip;
 } qc_policy;
 
+/* Linears: 4 bit, groups of 128, symmetric full range, F16 scales with squared-error search. Embedding and head: 8 bit,
+ * one scale per row, else the same. Groups that do not divide are refused; no overrides, nothing skipped. */
+qc_policy qc_policy_defaults(void);
+
 typedef enum { QC_TARGET_LINEAR, QC_TARGET_EMBEDDING } qc_target;
 
-/* Decide for one matrix [n_rows, n_cols]. *ret_quantize false = leave as it is; *ret_fallback true if the group rule
- * changed the group (an event for the report). QC_E_UNSUPPORTED if the group does not divide and the rule is error. */
+/* Decide for one matrix [n_rows, n_cols]. *ret_quantize false = leave as it is (*ret_spec is then untouched);
+ * *ret_fallback true if the group rule changed the group or left the matrix in 16 bit (an event for the report).
+ * QC_E_UNSUPPORTED: the group does not divide n_cols and the rule is error, or no smaller one does; QC_E_USAGE: bits
+ * that are neither 2 .. 8 nor 16, a group that is neither -1 nor a multiple of 8 in 16 .. 1024. */
 int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target, int64_t n_rows, int64_t n_cols,
                      qc_quant_spec *ret_spec, bool *ret_quantize, bool *ret_fallback, qc_err *err) QC_WARN_UNUSED;
 
