@@ -24,15 +24,49 @@ typedef struct qc_tensor_place {
     int layer; /* -1 outside the layers */
 } qc_tensor_place;
 
+/* What a tensor is for. The first three exist once, the others in every layer. */
+typedef enum {
+    QC_SLOT_EMBEDDING,
+    QC_SLOT_FINAL_NORM,
+    QC_SLOT_HEAD,
+    QC_SLOT_ATTN_NORM,
+    QC_SLOT_Q,
+    QC_SLOT_K,
+    QC_SLOT_V,
+    QC_SLOT_O,
+    QC_SLOT_Q_BIAS,
+    QC_SLOT_K_BIAS,
+    QC_SLOT_V_BIAS,
+    QC_SLOT_O_BIAS,
+    QC_SLOT_Q_NORM,
+    QC_SLOT_K_NORM,
+    QC_SLOT_MLP_NORM,
+    QC_SLOT_GATE,
+    QC_SLOT_UP,
+    QC_SLOT_DOWN,
+    QC_SLOT_GATE_BIAS,
+    QC_SLOT_UP_BIAS,
+    QC_SLOT_DOWN_BIAS,
+    QC_N_SLOTS
+} qc_slot;
+#define QC_SLOT_FIRST_IN_LAYER QC_SLOT_ATTN_NORM
+
 typedef struct qc_model {
     const qc_source *src; /* borrowed */
     qc_model_config config;
     qc_tensor_place *places; /* [src->n_tensors], owned */
+    int64_t *tensors;        /* tensor numbers by layer and slot, see qc_model_tensor; owned */
 } qc_model;
 
-/* Read the config and account for every tensor of the source. The source must outlive the model. */
+/* Read the config and account for every tensor of the source: each gets a place, shapes and element types are
+ * checked. QC_E_INPUT: a tensor is missing, unknown or of another shape than the config says; QC_E_UNSUPPORTED: as
+ * qc_model_config_load, and element types that are no floats. The source must outlive the model. */
 int qc_model_open(const qc_source *src, qc_model *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_model_close(qc_model *model);
+
+/* Number of the tensor of a slot; layer is ignored for the slots outside the layers. -1 if the model has none. The
+ * head of a tied model is the embedding table. */
+int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot);
 
 /* Embeddings of ids into host memory dst[n_ids, hidden] (with the family's embedding scale). QC_E_INPUT: id out of
  * range. */

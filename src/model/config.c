@@ -1,0 +1,360 @@
+#include "config_internal.h"
+
+#include "qc_alloc.h"
+#include "qc_math.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_LAYERS 10000
+#define MAX_HEADS  65536
+
+int qc_config_note(qc_config_reader *r, qc_log_level level, const char *fmt, ...)
+{
+    char text[QC_ERR_MSG_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    qc_log(level, "%s", text);
+    return qc_buf_printf(&r->notes, r->err, "%s%s", r->notes.n_bytes ? "\n" : "", text);
+}
+
+int qc_config_int(qc_config_reader *r, const cJSON *object, const char *key, int64_t absent, int64_t lo,
+                  int64_t hi, int64_t *ret)
+{
+    const cJSON *item = qc_json_get(object, key);
+    int64_t value;
+    if (!item) {
+        *ret = absent;
+        return QC_OK;
+    }
+    if (!qc_json_int(item, &value))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is not an integer", r->file, key);
+    if (value < lo || value > hi)
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is %lld, expected %lld to %lld", r->file, key,
+                       (long long)value, (long long)lo, (long long)hi);
+    *ret = value;
+    return QC_OK;
+}
+
+int qc_config_number(qc_config_reader *r, const cJSON *object, const char *key, double absent, double *ret,
+                     bool *ret_present)
+{
+    const cJSON *item = qc_json_get(object, key);
+    if (item && (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is not a finite number", r->file, key);
+    *ret = item ? item->valuedouble : absent;
+    if (ret_present)
+        *ret_present = item != NULL;
+    return QC_OK;
+}
+
+int qc_config_bool(qc_config_reader *r, const cJSON *object, const char *key, bool absent, bool *ret)
+{
+    const cJSON *item = qc_json_get(object, key);
+    if (item && !cJSON_IsBool(item))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is not true or false", r->file, key);
+    *ret = item ? cJSON_IsTrue(item) : absent;
+    return QC_OK;
+}
+
+int qc_config_string(qc_config_reader *r, const cJSON *object, const char *key, const char **ret)
+{
+    const cJSON *item = qc_json_get(object, key);
+    if (item && !cJSON_IsString(item))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is not a string", r->file, key);
+    *ret = item ? item->valuestring : NULL;
+    return QC_OK;
+}
+
+static bool has_key(const qc_config_reader *r, const char *key)
+{
+    return cJSON_GetObjectItemCaseSensitive(r->json, key) != NULL;
+}
+
+/* A width or count: the class default if the key is absent, with a note. */
+static int read_count(qc_config_reader *r, const char *key, int64_t class_default, int64_t hi, int64_t *ret)
+{
+    QC_TRY(qc_config_int(r, r->json, key, class_default, 1, hi, ret));
+    if (!qc_json_get(r->json, key))
+        return qc_config_note(r, QC_LOG_WARN, "%s: %s is absent, class default %lld", r->file, key,
+                              (long long)class_default);
+    return QC_OK;
+}
+
+/* The document may wrap the text model's settings in text_config; then those count. */
+static int find_family(qc_config_reader *r)
+{
+    const cJSON *inner = qc_json_get(r->outer, "text_config");
+    const char *outer_type = NULL, *type = NULL;
+    if (!cJSON_IsObject(r->outer) || (inner && !cJSON_IsObject(inner)))
+        return qc_fail(r->err, QC_E_INPUT, "%s: %s is not an object", r->file,
+                       inner ? "\"text_config\"" : "the document");
+    r->json = inner ? inner : r->outer;
+    QC_TRY(qc_config_string(r, r->outer, "model_type", &outer_type));
+    QC_TRY(qc_config_string(r, r->json, "model_type", &type));
+    if (!type && !outer_type)
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"model_type\" is missing", r->file);
+    const char *refused = outer_type && !qc_family_find(outer_type) ? outer_type
+                          : type && !qc_family_find(type)           ? type
+                                                                    : NULL;
+    if (refused)
+        return qc_fail(r->err, QC_E_UNSUPPORTED, "%s: model_type \"%s\" is not supported; expected one of %s",
+                       r->file, refused, qc_family_list());
+    r->family = r->out->family = qc_family_find(type ? type : outer_type);
+    return QC_OK;
+}
+
+static int check_class(qc_config_reader *r, const cJSON *object)
+{
+    const cJSON *list = qc_json_get(object, "architectures");
+    const cJSON *first = cJSON_IsArray(list) ? list->child : NULL;
+    if (!list || (cJSON_IsArray(list) && !first))
+        return QC_OK;
+    if (!cJSON_IsString(first))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"architectures\" is not a list of names", r->file);
+    if (strcmp(first->valuestring, r->family->class_name) != 0)
+        return qc_fail(r->err, QC_E_UNSUPPORTED,
+                       "%s: architecture \"%s\" of model_type %s is not supported; expected %s", r->file,
+                       first->valuestring, r->family->model_type, r->family->class_name);
+    return QC_OK;
+}
+
+static int read_heads(qc_config_reader *r)
+{
+    const qc_class_defaults *d = &r->family->defaults;
+    qc_model_config *c = r->out;
+    QC_TRY(read_count(r, "num_attention_heads", d->n_heads, MAX_HEADS, &c->n_heads));
+    bool class_kv =
+        d->n_kv_heads > 0 && c->n_heads % d->n_kv_heads == 0 && !has_key(r, "num_key_value_heads");
+    QC_TRY(qc_config_int(r, r->json, "num_key_value_heads", class_kv ? d->n_kv_heads : c->n_heads, 1,
+                         MAX_HEADS, &c->n_kv_heads));
+    if (!qc_json_get(r->json, "num_key_value_heads"))
+        QC_TRY(
+            qc_config_note(r, QC_LOG_WARN, "%s: num_key_value_heads is %s, %s %lld", r->file,
+                           has_key(r, "num_key_value_heads") ? "null" : "absent",
+                           class_kv ? "class default" : "as many as query heads:", (long long)c->n_kv_heads));
+    if (c->n_heads % c->n_kv_heads != 0)
+        return qc_fail(r->err, QC_E_INPUT,
+                       "%s: num_key_value_heads is %lld, expected a divisor of num_attention_heads %lld",
+                       r->file, (long long)c->n_kv_heads, (long long)c->n_heads);
+    bool class_dim = d->head_dim > 0 && !has_key(r, "head_dim");
+    if (class_dim)
+        QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: head_dim is absent, class default %lld", r->file,
+                              (long long)d->head_dim));
+    else if (!qc_json_get(r->json, "head_dim") && c->hidden % c->n_heads != 0)
+        return qc_fail(
+            r->err, QC_E_INPUT,
+            "%s: hidden_size %lld is no multiple of num_attention_heads %lld and head_dim is not given",
+            r->file, (long long)c->hidden, (long long)c->n_heads);
+    QC_TRY(qc_config_int(r, r->json, "head_dim", class_dim ? d->head_dim : c->hidden / c->n_heads, 1,
+                         MAX_HEADS, &c->head_dim));
+    if (c->head_dim % 2 != 0)
+        return qc_fail(r->err, QC_E_INPUT, "%s: head_dim is %lld, expected an even number", r->file,
+                       (long long)c->head_dim);
+    c->attention_scale = (float)(1 / sqrt((double)c->head_dim));
+    return QC_OK;
+}
+
+static int read_activation(qc_config_reader *r)
+{
+    static const struct {
+        const char *name;
+        qc_activation act;
+    } acts[] = {{"silu", QC_ACT_SILU},
+                {"swish", QC_ACT_SILU},
+                {"gelu_pytorch_tanh", QC_ACT_GELU_TANH},
+                {"gelu_new", QC_ACT_GELU_TANH}};
+    const char *name = NULL;
+    QC_TRY(qc_config_string(r, r->json, "hidden_act", &name));
+    for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++)
+        if (strcmp(name ? name : "silu", acts[i].name) == 0) {
+            r->out->act = acts[i].act;
+            return QC_OK;
+        }
+    return qc_fail(r->err, QC_E_UNSUPPORTED,
+                   "%s: hidden_act \"%s\" is not supported; expected silu or gelu_pytorch_tanh", r->file,
+                   name);
+}
+
+static int read_flags(qc_config_reader *r)
+{
+    const qc_family *f = r->family;
+    qc_model_config *c = r->out;
+    bool attention_bias = false, mlp_bias = false;
+    double eps = 0;
+    QC_TRY(qc_config_bool(r, r->json, "attention_bias", false, &attention_bias));
+    QC_TRY(qc_config_bool(r, r->json, "mlp_bias", false, &mlp_bias));
+    c->qkv_bias = f->qkv_bias == QC_BIAS_ALWAYS || (f->qkv_bias == QC_BIAS_BY_KEY && attention_bias);
+    c->o_bias = f->o_bias == QC_BIAS_ALWAYS || (f->o_bias == QC_BIAS_BY_KEY && attention_bias);
+    c->mlp_bias = f->mlp_bias == QC_BIAS_ALWAYS || (f->mlp_bias == QC_BIAS_BY_KEY && mlp_bias);
+    c->qk_norm = f->qk_norm;
+    c->embedding_scale = 1;
+    QC_TRY(qc_config_number(r, r->json, "rms_norm_eps", f->defaults.rms_eps, &eps, NULL));
+    if (eps < 0 || eps > 1)
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"rms_norm_eps\" is %g, expected 0 to 1", r->file, eps);
+    c->rms_eps = (float)eps;
+    const cJSON *tie_of = qc_json_get(r->json, "tie_word_embeddings") ? r->json : r->outer;
+    QC_TRY(qc_config_bool(r, tie_of, "tie_word_embeddings", f->defaults.tied, &c->tied));
+    if (!qc_json_get(tie_of, "tie_word_embeddings"))
+        QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: tie_word_embeddings is absent, class default %s", r->file,
+                              c->tied ? "true" : "false"));
+    return read_activation(r);
+}
+
+/* layer_types, if given, into layer_slides; *ret_given says whether it was. */
+static int read_layer_types(qc_config_reader *r, bool *ret_given)
+{
+    const cJSON *list = qc_json_get(r->json, "layer_types");
+    int64_t i = 0;
+    *ret_given = list != NULL;
+    if (!list)
+        return QC_OK;
+    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != r->out->n_layers)
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"layer_types\" is not a list of %lld names", r->file,
+                       (long long)r->out->n_layers);
+    for (const cJSON *item = list->child; item; item = item->next, i++) {
+        const char *name = cJSON_IsString(item) ? item->valuestring : "";
+        r->out->layer_slides[i] = strcmp(name, "sliding_attention") == 0;
+        if (!r->out->layer_slides[i] && strcmp(name, "full_attention") != 0)
+            return qc_fail(r->err, QC_E_UNSUPPORTED,
+                           "%s: layer type \"%s\" of layer %lld is not supported; expected full_attention or "
+                           "sliding_attention",
+                           r->file, name, (long long)i);
+    }
+    return QC_OK;
+}
+
+/* Does layer i slide by the family's own rule? */
+static bool slides_by_rule(const qc_config_reader *r, int64_t max_window_layers, int64_t i)
+{
+    return r->out->sliding_window > 0 &&
+           (r->family->window == QC_WINDOW_EVERY_LAYER || i >= max_window_layers);
+}
+
+/* The class of a family without a choice of layers reads neither use_sliding_window nor layer_types: they are
+ * accepted where they say what happens anyway. */
+static int read_window(qc_config_reader *r)
+{
+    const qc_class_defaults *d = &r->family->defaults;
+    qc_model_config *c = r->out;
+    int64_t window = 0, max_window_layers = 0;
+    bool use = false, listed = false, chosen = r->family->window == QC_WINDOW_UPPER_LAYERS;
+    QC_TRY(qc_config_int(r, r->json, "sliding_window", has_key(r, "sliding_window") ? 0 : d->sliding_window,
+                         1, INT32_MAX, &window));
+    QC_TRY(qc_config_int(r, r->json, "max_window_layers", d->max_window_layers, 0, INT32_MAX,
+                         &max_window_layers));
+    QC_TRY(qc_config_bool(r, r->json, "use_sliding_window", !chosen && window > 0, &use));
+    if (r->family->window == QC_WINDOW_NEVER && (window > 0 || use))
+        return qc_fail(r->err, QC_E_UNSUPPORTED,
+                       "%s: a sliding window is not supported for %s; expected sliding_window null", r->file,
+                       r->family->model_type);
+    if (!chosen && (use != (window > 0) || (window > 0 && qc_json_get(r->json, "max_window_layers"))))
+        return qc_fail(r->err, QC_E_UNSUPPORTED,
+                       "%s: use_sliding_window and max_window_layers are not supported for %s: every layer "
+                       "slides if sliding_window is set",
+                       r->file, r->family->model_type);
+    if (r->family->window == QC_WINDOW_EVERY_LAYER && !has_key(r, "sliding_window"))
+        QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: sliding_window is absent, class default %lld", r->file,
+                              (long long)window));
+    c->sliding_window = use ? window : 0;
+    c->layer_slides = qc_calloc((size_t)c->n_layers, sizeof *c->layer_slides);
+    if (!c->layer_slides)
+        return qc_fail_nomem(r->err, "layer types", (unsigned long long)c->n_layers);
+    QC_TRY(read_layer_types(r, &listed));
+    for (int64_t i = 0; i < c->n_layers; i++) {
+        bool rule = slides_by_rule(r, max_window_layers, i);
+        if (!listed)
+            c->layer_slides[i] = rule;
+        else if (c->layer_slides[i] ? c->sliding_window == 0 : rule && !chosen)
+            return qc_fail(r->err, QC_E_INPUT,
+                           "%s: layer_types says that layer %lld %s, but the sliding window is %s", r->file,
+                           (long long)i, c->layer_slides[i] ? "slides" : "does not slide",
+                           c->sliding_window ? "set" : "off");
+    }
+    return QC_OK;
+}
+
+/* Rows of the table are never cut: they decide, whatever vocab_size says. */
+static int read_vocab(qc_config_reader *r)
+{
+    const char *name = r->family->names[QC_SLOT_EMBEDDING];
+    int64_t tensor = r->src->find(r->src, name), claimed = 0;
+    if (tensor < 0 && r->out->tied) /* a tied table may be stored as the head alone */
+        tensor = r->src->find(r->src, r->family->names[QC_SLOT_HEAD]);
+    if (tensor < 0)
+        return qc_fail(r->err, QC_E_INPUT, "%s: tensor \"%s\" is missing", r->src->path, name);
+    const qc_tensor_info *info = r->src->info(r->src, tensor);
+    if (info->n_dims != 2 || info->shape[0] < 1 || info->shape[0] > INT32_MAX)
+        return qc_fail(r->err, QC_E_INPUT, "%s: tensor \"%s\" is not a table of 1 to %d rows", r->src->path,
+                       info->name, INT32_MAX);
+    r->out->vocab = info->shape[0];
+    QC_TRY(qc_config_int(r, r->json, "vocab_size", 0, -INT64_MAX, INT64_MAX, &claimed));
+    if (!qc_json_get(r->json, "vocab_size"))
+        return qc_config_note(r, QC_LOG_WARN, "%s: vocab_size is absent, the embedding has %lld rows",
+                              r->file, (long long)r->out->vocab);
+    if (claimed != r->out->vocab)
+        return qc_config_note(r, QC_LOG_WARN,
+                              "%s: vocab_size is %lld but the embedding has %lld rows, which are used",
+                              r->file, (long long)claimed, (long long)r->out->vocab);
+    return QC_OK;
+}
+
+static int read_config(qc_config_reader *r)
+{
+    qc_model_config *c = r->out;
+    QC_TRY(find_family(r));
+    QC_TRY(check_class(r, r->outer));
+    QC_TRY(check_class(r, r->json));
+    QC_TRY(qc_config_check_keys(r));
+    const qc_class_defaults *d = &r->family->defaults;
+    QC_TRY(read_count(r, "hidden_size", d->hidden, QC_DIM_MAX, &c->hidden));
+    QC_TRY(read_count(r, "num_hidden_layers", d->n_layers, MAX_LAYERS, &c->n_layers));
+    QC_TRY(read_count(r, "intermediate_size", d->ffn, QC_DIM_MAX, &c->ffn));
+    QC_TRY(read_count(r, "max_position_embeddings", d->max_positions, INT32_MAX, &c->max_positions));
+    QC_TRY(read_heads(r));
+    QC_TRY(read_flags(r));
+    QC_TRY(read_window(r));
+    QC_TRY(qc_config_read_rope(r));
+    QC_TRY(read_vocab(r));
+    return qc_config_read_ids(r);
+}
+
+int qc_model_config_load(const qc_source *src, qc_model_config *ret, qc_err *err)
+{
+    char *text = NULL, *file = NULL;
+    size_t n_bytes = 0;
+    cJSON *doc = NULL;
+    qc_model_config config = {0};
+    qc_config_reader r = {.src = src, .out = &config, .err = err};
+    QC_TRY(src->side_file(src, "config.json", &text, &n_bytes, err));
+    if (!text)
+        return qc_fail(err, QC_E_INPUT, "%s: there is no config.json", src->path);
+    r.file = file = qc_asprintf("%s/config.json", src->path);
+    int rc = file ? QC_OK : qc_fail_nomem(err, "a path", strlen(src->path));
+    if (rc == QC_OK)
+        rc = qc_json_parse(text, n_bytes, file, true, &doc, err);
+    if (rc == QC_OK) {
+        r.outer = doc;
+        rc = read_config(&r);
+    }
+    config.notes = r.notes.data;
+    if (rc == QC_OK)
+        *ret = config;
+    else
+        qc_model_config_clear(&config);
+    cJSON_Delete(doc);
+    qc_free(file);
+    qc_free(text);
+    return rc;
+}
+
+void qc_model_config_clear(qc_model_config *config)
+{
+    qc_free(config->layer_slides);
+    qc_free(config->notes);
+    *config = (qc_model_config){0};
+}

@@ -1,0 +1,303 @@
+/* The forward pass. Everything is computed by the backend; this file decides the order. Tokens go through the
+ * projections in chunks, so that scratch does not grow with ffn * n_tokens; attention sees the whole
+ * sequence. */
+#include "model.h"
+
+#include "family.h"
+#include "qc_alloc.h"
+#include "qc_math.h"
+#include "rope.h"
+
+#define CHUNK_TOKENS 512
+
+struct qc_layer {
+    const qc_model *model;
+    qc_backend *be;
+    int index;
+    qc_weight *weights[QC_N_SLOTS]; /* matrices; NULL where the model has none */
+    float *vectors[QC_N_SLOTS];     /* norms and biases, backend memory; NULL where the model has none */
+};
+
+struct qc_workspace {
+    qc_backend *be;
+    int64_t max_tokens;
+    float *cos_t, *sin_t; /* [max_tokens, head_dim / 2] */
+    float *q, *k, *v;     /* [max_tokens, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
+    float *mix;           /* attention's result, as q */
+    float *norm;          /* [chunk, hidden] */
+    float *gate, *up;     /* [chunk, ffn] */
+};
+
+typedef struct fetch_ctx {
+    const qc_source *src;
+    int64_t tensor, row0;
+} fetch_ctx;
+
+static int fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+{
+    const fetch_ctx *f = ctx;
+    return f->src->read_rows(f->src, f->tensor, f->row0 + row0, n_rows, dst, err);
+}
+
+static int load_matrix(const qc_source *src, qc_backend *be, int64_t tensor, int64_t row0, int64_t n_rows,
+                       qc_weight **ret, qc_err *err)
+{
+    fetch_ctx ctx = {src, tensor, row0};
+    int rc = be->weight_load(be, n_rows, qc_tensor_cols(src->info(src, tensor)), fetch_rows, &ctx, ret, err);
+    src->release(src, tensor, row0, n_rows);
+    return rc;
+}
+
+static int load_vector(const qc_source *src, qc_backend *be, int64_t tensor, float **ret, qc_err *err)
+{
+    int64_t n = qc_tensor_cols(src->info(src, tensor));
+    float *host = qc_alloc((size_t)n, sizeof *host), *buffer = NULL;
+    int rc = host ? src->read_rows(src, tensor, 0, 1, host, err)
+                  : qc_fail_nomem(err, "a vector", (unsigned long long)n * sizeof *host);
+    if (rc == QC_OK) {
+        buffer = be->alloc(be, n, err);
+        rc = buffer ? be->upload(be, buffer, host, n, err) : QC_E_RESOURCE;
+    }
+    qc_free(host);
+    if (rc == QC_OK)
+        *ret = buffer;
+    else if (buffer)
+        be->free(be, buffer);
+    return rc;
+}
+
+int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret, qc_err *err)
+{
+    qc_layer *l = qc_calloc(1, sizeof *l);
+    if (!l)
+        return qc_fail_nomem(err, "a layer", sizeof *l);
+    *l = (qc_layer){.model = model, .be = be, .index = layer};
+    int rc = QC_OK;
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS && rc == QC_OK; slot++) {
+        int64_t tensor = qc_model_tensor(model, layer, (qc_slot)slot);
+        if (tensor < 0)
+            continue;
+        if (qc_slot_of((qc_slot)slot)->rows == QC_DIM_NONE)
+            rc = load_vector(model->src, be, tensor, &l->vectors[slot], err);
+        else
+            rc = load_matrix(model->src, be, tensor, 0, qc_tensor_rows(model->src->info(model->src, tensor)),
+                             &l->weights[slot], err);
+    }
+    if (rc == QC_OK)
+        *ret = l;
+    else
+        qc_layer_free(l);
+    return rc;
+}
+
+void qc_layer_free(qc_layer *layer)
+{
+    if (!layer)
+        return;
+    for (int slot = 0; slot < QC_N_SLOTS; slot++) {
+        layer->be->weight_free(layer->be, layer->weights[slot]);
+        if (layer->vectors[slot])
+            layer->be->free(layer->be, layer->vectors[slot]);
+    }
+    qc_free(layer);
+}
+
+/* Elements of the buffers of a workspace, in the order of the struct. */
+static void workspace_elems(const qc_model_config *c, int64_t max_tokens, int64_t n[9])
+{
+    int64_t chunk = qc_min_i64(max_tokens, CHUNK_TOKENS);
+    int64_t q = qc_dim_elems(c, QC_DIM_Q), kv = qc_dim_elems(c, QC_DIM_KV);
+    n[0] = n[1] = max_tokens * (c->head_dim / 2);
+    n[2] = max_tokens * q;
+    n[3] = n[4] = max_tokens * kv;
+    n[5] = max_tokens * q;
+    n[6] = chunk * c->hidden;
+    n[7] = n[8] = chunk * c->ffn;
+}
+
+static int fill_rope(qc_workspace *ws, const qc_model_config *c, qc_err *err)
+{
+    int64_t half = c->head_dim / 2, n = ws->max_tokens * half;
+    double *inv_freq = qc_alloc((size_t)half, sizeof *inv_freq);
+    float *host = qc_alloc(2 * (size_t)n, sizeof *host);
+    int rc = inv_freq && host ? QC_OK
+                              : qc_fail_nomem(err, "rotary tables", 2 * (unsigned long long)n * sizeof *host);
+    if (rc == QC_OK) {
+        qc_rope_inv_freq(&c->rope, c->head_dim, inv_freq);
+        qc_rope_tables(&c->rope, c->head_dim, inv_freq, ws->max_tokens, host, host + n);
+        rc = ws->be->upload(ws->be, ws->cos_t, host, n, err);
+    }
+    if (rc == QC_OK)
+        rc = ws->be->upload(ws->be, ws->sin_t, host + n, n, err);
+    qc_free(host);
+    qc_free(inv_freq);
+    return rc;
+}
+
+int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, qc_workspace **ret,
+                     qc_err *err)
+{
+    qc_workspace *ws = qc_calloc(1, sizeof *ws);
+    if (!ws)
+        return qc_fail_nomem(err, "a workspace", sizeof *ws);
+    ws->be = be;
+    ws->max_tokens = max_tokens;
+    float **buffers[9] = {&ws->cos_t, &ws->sin_t, &ws->q,    &ws->k, &ws->v,
+                          &ws->mix,   &ws->norm,  &ws->gate, &ws->up};
+    int64_t n[9];
+    workspace_elems(&model->config, max_tokens, n);
+    int rc = QC_OK;
+    for (int i = 0; i < 9 && rc == QC_OK; i++) {
+        *buffers[i] = be->alloc(be, n[i], err);
+        rc = *buffers[i] ? QC_OK : QC_E_RESOURCE;
+    }
+    if (rc == QC_OK)
+        rc = fill_rope(ws, &model->config, err);
+    if (rc == QC_OK)
+        *ret = ws;
+    else
+        qc_workspace_free(ws);
+    return rc;
+}
+
+void qc_workspace_free(qc_workspace *ws)
+{
+    if (!ws)
+        return;
+    float *buffers[] = {ws->cos_t, ws->sin_t, ws->q, ws->k, ws->v, ws->mix, ws->norm, ws->gate, ws->up};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        if (buffers[i])
+            ws->be->free(ws->be, buffers[i]);
+    qc_free(ws);
+}
+
+uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens)
+{
+    int64_t n[9], total = 0;
+    workspace_elems(config, max_tokens, n);
+    for (int i = 0; i < 9; i++)
+        total += n[i];
+    return (uint64_t)total * sizeof(float);
+}
+
+uint64_t qc_layer_bytes(const qc_model_config *config)
+{
+    int64_t total = 0;
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
+        const qc_slot_info *info = qc_slot_of((qc_slot)slot);
+        if (qc_slot_present(config, (qc_slot)slot))
+            total += (info->rows == QC_DIM_NONE ? 1 : qc_dim_elems(config, info->rows)) *
+                     qc_dim_elems(config, info->cols);
+    }
+    return (uint64_t)total * sizeof(float);
+}
+
+/* q, k, v of tokens t0 .. t0 + n - 1, normed and rotated. */
+static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int64_t t0, int64_t n,
+                       qc_err *err)
+{
+    qc_backend *be = l->be;
+    const qc_model_config *c = &l->model->config;
+    int64_t hidden = c->hidden, d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q),
+            nkv = qc_dim_elems(c, QC_DIM_KV);
+    float *q = ws->q + t0 * nq, *k = ws->k + t0 * nkv, *v = ws->v + t0 * nkv;
+    const float *cos_t = ws->cos_t + t0 * (d / 2), *sin_t = ws->sin_t + t0 * (d / 2);
+    QC_TRY(be->rms_norm(be, ws->norm, hidden, x + t0 * hidden, hidden, l->vectors[QC_SLOT_ATTN_NORM], 0, n,
+                        hidden, c->rms_eps, err));
+    QC_TRY(be->linear(be, q, nq, ws->norm, hidden, l->weights[QC_SLOT_Q], l->vectors[QC_SLOT_Q_BIAS], n,
+                      false, err));
+    QC_TRY(be->linear(be, k, nkv, ws->norm, hidden, l->weights[QC_SLOT_K], l->vectors[QC_SLOT_K_BIAS], n,
+                      false, err));
+    QC_TRY(be->linear(be, v, nkv, ws->norm, hidden, l->weights[QC_SLOT_V], l->vectors[QC_SLOT_V_BIAS], n,
+                      false, err));
+    if (c->qk_norm) {
+        QC_TRY(
+            be->rms_norm(be, q, d, q, d, l->vectors[QC_SLOT_Q_NORM], 0, n * c->n_heads, d, c->rms_eps, err));
+        QC_TRY(be->rms_norm(be, k, d, k, d, l->vectors[QC_SLOT_K_NORM], 0, n * c->n_kv_heads, d, c->rms_eps,
+                            err));
+    }
+    QC_TRY(be->rope(be, q, nq, cos_t, sin_t, n, c->n_heads, d, d, err));
+    return be->rope(be, k, nkv, cos_t, sin_t, n, c->n_kv_heads, d, d, err);
+}
+
+/* x += output projection of the attention's result; x += MLP of the normed x. */
+static int project_out_and_mlp(const qc_layer *l, qc_workspace *ws, float *x, int64_t t0, int64_t n,
+                               qc_err *err)
+{
+    qc_backend *be = l->be;
+    const qc_model_config *c = &l->model->config;
+    int64_t hidden = c->hidden, ffn = c->ffn, nq = qc_dim_elems(c, QC_DIM_Q);
+    x += t0 * hidden;
+    QC_TRY(be->linear(be, x, hidden, ws->mix + t0 * nq, nq, l->weights[QC_SLOT_O], l->vectors[QC_SLOT_O_BIAS],
+                      n, true, err));
+    QC_TRY(be->rms_norm(be, ws->norm, hidden, x, hidden, l->vectors[QC_SLOT_MLP_NORM], 0, n, hidden,
+                        c->rms_eps, err));
+    QC_TRY(be->linear(be, ws->gate, ffn, ws->norm, hidden, l->weights[QC_SLOT_GATE],
+                      l->vectors[QC_SLOT_GATE_BIAS], n, false, err));
+    QC_TRY(be->linear(be, ws->up, ffn, ws->norm, hidden, l->weights[QC_SLOT_UP], l->vectors[QC_SLOT_UP_BIAS],
+                      n, false, err));
+    QC_TRY(be->gated_act(be, ws->gate, ws->gate, ws->up, n * ffn, c->act, err));
+    return be->linear(be, x, hidden, ws->gate, ffn, l->weights[QC_SLOT_DOWN], l->vectors[QC_SLOT_DOWN_BIAS],
+                      n, true, err);
+}
+
+int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
+{
+    const qc_model_config *c = &layer->model->config;
+    qc_backend *be = layer->be;
+    if (n_tokens > ws->max_tokens)
+        return qc_fail(err, QC_E_USAGE, "a sequence of %lld tokens, but the workspace holds %lld",
+                       (long long)n_tokens, (long long)ws->max_tokens);
+    qc_attention_shape shape = {
+        .n_tokens = n_tokens,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .window = c->layer_slides[layer->index] ? c->sliding_window : 0,
+        .scale = c->attention_scale,
+        .softcap = c->attention_softcap,
+    };
+    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
+        QC_TRY(project_qkv(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
+    QC_TRY(be->attention(be, ws->mix, ws->q, ws->k, ws->v, &shape, err));
+    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
+        QC_TRY(project_out_and_mlp(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
+    return QC_OK;
+}
+
+int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst, qc_err *err)
+{
+    const qc_source *src = model->src;
+    const qc_model_config *c = &model->config;
+    int64_t tensor = qc_model_tensor(model, 0, QC_SLOT_EMBEDDING);
+    int rc = QC_OK;
+    for (int64_t i = 0; i < n_ids && rc == QC_OK; i++) {
+        float *row = dst + i * c->hidden;
+        if (ids[i] < 0 || ids[i] >= c->vocab)
+            rc = qc_fail(err, QC_E_INPUT, "token id %d at position %lld, expected 0 to %lld", (int)ids[i],
+                         (long long)i, (long long)c->vocab - 1);
+        else
+            rc = src->read_rows(src, tensor, ids[i], 1, row, err);
+        for (int64_t k = 0; k < c->hidden && rc == QC_OK && c->embedding_scale != 1; k++)
+            row[k] *= c->embedding_scale;
+    }
+    src->release(src, tensor, 0, c->vocab);
+    return rc;
+}
+
+int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens,
+                        qc_err *err)
+{
+    const qc_model_config *c = &model->config;
+    float *gain;
+    QC_TRY(load_vector(model->src, be, qc_model_tensor(model, 0, QC_SLOT_FINAL_NORM), &gain, err));
+    int rc = be->rms_norm(be, y, c->hidden, x, c->hidden, gain, 0, n_tokens, c->hidden, c->rms_eps, err);
+    be->free(be, gain);
+    return rc;
+}
+
+int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret,
+                        qc_err *err)
+{
+    return load_matrix(model->src, be, qc_model_tensor(model, 0, QC_SLOT_HEAD), row0, n_rows, ret, err);
+}

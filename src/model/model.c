@@ -1,0 +1,273 @@
+/* The account of tensors: every tensor of the source gets a role and a layer, every tensor that the config
+ * demands is there with the right shape. */
+#include "model.h"
+
+#include "family.h"
+#include "qc_alloc.h"
+#include "qc_buf.h"
+#include "qc_log.h"
+#include "qc_math.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NAME_BYTES   256
+#define COMPARE_ROWS 64 /* rows of the two tables compared at a time */
+
+static void slot_name(const qc_model_config *config, int layer, qc_slot slot, char name[NAME_BYTES])
+{
+    const qc_family *f = config->family;
+    if (slot < QC_SLOT_FIRST_IN_LAYER)
+        snprintf(name, NAME_BYTES, "%s", f->names[slot]);
+    else
+        snprintf(name, NAME_BYTES, "%s%d.%s", f->layer_prefix, layer, f->names[slot]);
+}
+
+/* One row of slots outside the layers, then one per layer. */
+static int64_t *slot_cell(const qc_model *model, int layer, qc_slot slot)
+{
+    return &model->tensors[(slot < QC_SLOT_FIRST_IN_LAYER ? 0 : layer + 1) * QC_N_SLOTS + (int)slot];
+}
+
+int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot)
+{
+    return *slot_cell(model, layer, slot);
+}
+
+/* Keep a remark in the notes of the config (one line each) and log it. */
+static int note(qc_model *model, qc_log_level level, const char *text, qc_err *err)
+{
+    char *old = model->config.notes;
+    qc_log(level, "%s", text);
+    char *all = old ? qc_asprintf("%s\n%s", old, text) : qc_strdup(text);
+    if (!all)
+        return qc_fail_nomem(err, "notes", strlen(text));
+    qc_free(old);
+    model->config.notes = all;
+    return QC_OK;
+}
+
+static void shape_text(const int64_t *shape, int n_dims, char *text, size_t cap_bytes)
+{
+    size_t n = (size_t)snprintf(text, cap_bytes, "[");
+    for (int i = 0; i < n_dims && n < cap_bytes; i++)
+        n += (size_t)snprintf(text + n, cap_bytes - n, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (n < cap_bytes)
+        snprintf(text + n, cap_bytes - n, "]");
+}
+
+static int check_dtype(const qc_model *model, const qc_tensor_info *info, bool matrix, qc_err *err)
+{
+    switch (info->dtype) {
+    case QC_DT_F32:
+    case QC_DT_F16:
+    case QC_DT_BF16:
+    case QC_DT_F64:
+        return QC_OK;
+    case QC_DT_GRID:
+        if (matrix)
+            return QC_OK;
+        return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\" is on a grid, expected plain numbers",
+                       model->src->path, info->name);
+    default:
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor \"%s\" holds %s, expected F32, F16, BF16 or F64%s",
+                       model->src->path, info->name, qc_dtype_name(info->dtype),
+                       matrix ? "; the checkpoint seems to be quantized already" : "");
+    }
+}
+
+static int check_shape(const qc_model *model, const qc_tensor_info *info, const qc_slot_info *slot,
+                       qc_err *err)
+{
+    char found[128], expected[128];
+    int64_t want[2] = {qc_dim_elems(&model->config, slot->rows), qc_dim_elems(&model->config, slot->cols)};
+    int n_dims = slot->rows == QC_DIM_NONE ? 1 : 2;
+    const int64_t *shape = n_dims == 2 ? want : want + 1;
+    if (info->n_dims == n_dims && memcmp(info->shape, shape, (size_t)n_dims * sizeof *shape) == 0)
+        return check_dtype(model, info, n_dims == 2, err);
+    shape_text(info->shape, info->n_dims, found, sizeof found);
+    shape_text(shape, n_dims, expected, sizeof expected);
+    return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\" has shape %s, expected %s by config.json",
+                   model->src->path, info->name, found, expected);
+}
+
+/* *ret_equal = do two matrices of the same shape hold the same values? */
+static int same_values(const qc_source *src, int64_t a, int64_t b, bool *ret_equal, qc_err *err)
+{
+    int64_t rows = qc_tensor_rows(src->info(src, a)), cols = qc_tensor_cols(src->info(src, a));
+    float *x = qc_alloc(2 * COMPARE_ROWS * (size_t)cols, sizeof *x);
+    int rc = x ? QC_OK
+               : qc_fail_nomem(err, "comparing the head with the embedding",
+                               2 * COMPARE_ROWS * (unsigned long long)cols * sizeof *x);
+    bool equal = true;
+    for (int64_t row = 0; row < rows && equal && rc == QC_OK; row += COMPARE_ROWS) {
+        int64_t n = qc_min_i64(COMPARE_ROWS, rows - row);
+        rc = src->read_rows(src, a, row, n, x, err);
+        if (rc == QC_OK)
+            rc = src->read_rows(src, b, row, n, x + n * cols, err);
+        equal = rc == QC_OK && memcmp(x, x + n * cols, (size_t)(n * cols) * sizeof *x) == 0;
+        src->release(src, a, row, n);
+        src->release(src, b, row, n);
+    }
+    qc_free(x);
+    if (rc == QC_OK)
+        *ret_equal = equal;
+    return rc;
+}
+
+/* A head beside a tied table: an equal one is redundant, a different one wins with a warning. A head without
+ * a table becomes the table. */
+static int settle_tie(qc_model *model, qc_err *err)
+{
+    const qc_source *src = model->src;
+    const qc_family *f = model->config.family;
+    int64_t table = src->find(src, f->names[QC_SLOT_EMBEDDING]),
+            head = src->find(src, f->names[QC_SLOT_HEAD]);
+    char text[QC_ERR_MSG_BYTES];
+    bool equal = false;
+    if (!model->config.tied || head < 0)
+        return QC_OK;
+    if (table < 0) {
+        *slot_cell(model, 0, QC_SLOT_EMBEDDING) = head;
+        model->places[head] = (qc_tensor_place){QC_ROLE_EMBEDDING, -1};
+        snprintf(text, sizeof text, "%s: \"%s\" is missing, the tied \"%s\" stands for it", src->path,
+                 f->names[QC_SLOT_EMBEDDING], f->names[QC_SLOT_HEAD]);
+        return note(model, QC_LOG_WARN, text, err);
+    }
+    QC_TRY(check_shape(model, src->info(src, table), qc_slot_of(QC_SLOT_EMBEDDING), err));
+    QC_TRY(check_shape(model, src->info(src, head), qc_slot_of(QC_SLOT_HEAD), err));
+    QC_TRY(same_values(src, table, head, &equal, err));
+    if (equal) {
+        model->places[head] = (qc_tensor_place){QC_ROLE_TIED, -1};
+        return QC_OK;
+    }
+    model->config.tied = false;
+    snprintf(text, sizeof text,
+             "%s: tie_word_embeddings is true but \"%s\" differs from \"%s\": treated as not tied", src->path,
+             f->names[QC_SLOT_HEAD], f->names[QC_SLOT_EMBEDDING]);
+    return note(model, QC_LOG_WARN, text, err);
+}
+
+/* Find and check the tensor of one slot; adds to *n_missing and names the first missing one in err. */
+static int place_slot(qc_model *model, int layer, qc_slot slot, int64_t *n_missing,
+                      char first_missing[NAME_BYTES], qc_err *err)
+{
+    char name[NAME_BYTES];
+    int64_t *cell = slot_cell(model, layer, slot);
+    if (!qc_slot_present(&model->config, slot))
+        return QC_OK;
+    slot_name(&model->config, layer, slot, name);
+    if (*cell < 0)
+        *cell = model->src->find(model->src, name);
+    if (*cell < 0) {
+        if ((*n_missing)++ == 0)
+            memcpy(first_missing, name, sizeof name);
+        return QC_OK;
+    }
+    model->places[*cell] =
+        (qc_tensor_place){qc_slot_of(slot)->role, slot < QC_SLOT_FIRST_IN_LAYER ? -1 : layer};
+    return check_shape(model, model->src->info(model->src, *cell), qc_slot_of(slot), err);
+}
+
+static int place_all(qc_model *model, qc_err *err)
+{
+    char missing[NAME_BYTES] = "";
+    int64_t n_missing = 0;
+    for (int slot = 0; slot < QC_SLOT_FIRST_IN_LAYER; slot++)
+        QC_TRY(place_slot(model, 0, (qc_slot)slot, &n_missing, missing, err));
+    for (int layer = 0; layer < model->config.n_layers; layer++)
+        for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
+            QC_TRY(place_slot(model, layer, (qc_slot)slot, &n_missing, missing, err));
+    if (n_missing == 0)
+        return QC_OK;
+    bool head = strcmp(missing, model->config.family->names[QC_SLOT_HEAD]) == 0;
+    char more[64] = "";
+    if (n_missing > 1)
+        snprintf(more, sizeof more, " and %lld more tensors are", (long long)n_missing - 1);
+    return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\"%s missing%s", model->src->path, missing,
+                   n_missing > 1 ? more : " is",
+                   head ? " although the head is not tied (tie_word_embeddings)" : "");
+}
+
+static bool ends_with(const char *name, const char *const *endings)
+{
+    size_t n = strlen(name);
+    for (; *endings; endings++) {
+        size_t m = strlen(*endings);
+        if (n >= m && strcmp(name + n - m, *endings) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Tensors without a slot: computed buffers are dropped, anything else is refused. */
+static int settle_rest(qc_model *model, qc_err *err)
+{
+    static const char *const buffers[] = {"rotary_emb.inv_freq", "rotary_emb.cos_cached",
+                                          "rotary_emb.sin_cached", "attn.masked_bias", NULL};
+    const qc_source *src = model->src;
+    const char *first = NULL;
+    int64_t n_buffers = 0;
+    for (int64_t t = 0; t < src->n_tensors; t++) {
+        const char *name = src->info(src, t)->name;
+        if (model->places[t].role != QC_ROLE_UNKNOWN)
+            continue;
+        if (!ends_with(name, buffers))
+            return qc_fail(err, QC_E_INPUT,
+                           "%s: tensor \"%s\" is no part of a %s model with this config.json", src->path,
+                           name, model->config.family->model_type);
+        model->places[t].role = QC_ROLE_BUFFER;
+        first = first ? first : name;
+        n_buffers++;
+    }
+    if (n_buffers == 0)
+        return QC_OK;
+    char text[QC_ERR_MSG_BYTES];
+    snprintf(text, sizeof text, "%s: %lld computed buffer(s) dropped, \"%s\"%s", src->path,
+             (long long)n_buffers, first, n_buffers > 1 ? " and the like" : "");
+    return note(model, QC_LOG_INFO, text, err);
+}
+
+static int account(qc_model *model, qc_err *err)
+{
+    const qc_source *src = model->src;
+    /* each layer has several tensors: a hostile layer count is refused before it costs memory */
+    if (model->config.n_layers > src->n_tensors)
+        return qc_fail(err, QC_E_INPUT, "%s: num_hidden_layers is %lld but there are only %lld tensors",
+                       src->path, (long long)model->config.n_layers, (long long)src->n_tensors);
+    size_t n_cells = (size_t)(model->config.n_layers + 1) * QC_N_SLOTS;
+    model->places = qc_alloc((size_t)src->n_tensors, sizeof *model->places);
+    model->tensors = qc_alloc(n_cells, sizeof *model->tensors);
+    if (!model->places || !model->tensors)
+        return qc_fail_nomem(err, "the account of tensors", n_cells * sizeof *model->tensors);
+    for (int64_t t = 0; t < src->n_tensors; t++)
+        model->places[t] = (qc_tensor_place){QC_ROLE_UNKNOWN, -1};
+    for (size_t i = 0; i < n_cells; i++)
+        model->tensors[i] = -1;
+    QC_TRY(settle_tie(model, err));
+    QC_TRY(place_all(model, err));
+    QC_TRY(settle_rest(model, err));
+    if (model->config.tied)
+        *slot_cell(model, 0, QC_SLOT_HEAD) = *slot_cell(model, 0, QC_SLOT_EMBEDDING);
+    return QC_OK;
+}
+
+int qc_model_open(const qc_source *src, qc_model *ret, qc_err *err)
+{
+    qc_model model = {.src = src};
+    QC_TRY(qc_model_config_load(src, &model.config, err));
+    int rc = account(&model, err);
+    if (rc == QC_OK)
+        *ret = model;
+    else
+        qc_model_close(&model);
+    return rc;
+}
+
+void qc_model_close(qc_model *model)
+{
+    qc_model_config_clear(&model->config);
+    qc_free(model->places);
+    qc_free(model->tensors);
+    *model = (qc_model){0};
+}
