@@ -1,0 +1,459 @@
+#include "schema.h"
+
+#include "qc_alloc.h"
+#include "qc_file.h"
+#include "recipe.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIELD(S, m) .offset = offsetof(S, m), .field_bytes = sizeof(((S *)0)->m)
+#define COUNTED(S, m) FIELD(S, m), .aux_offset = offsetof(S, n_##m)
+
+static const qc_key calibration_keys[] = {
+#define S qc_recipe_calibration
+    {"text", QC_KEY_PATH, FIELD(S, text), .now = "", .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
+    {"statistics", QC_KEY_PATH, FIELD(S, statistics), .now = "",
+     .help = "statistics made earlier, instead of a text"},
+    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .now = "", .unit = "windows", .deflt = "128",
+     .help = "calibration windows"},
+    {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .now = "", .unit = "tokens",
+     .deflt = "2048", .help = "length of a calibration window"},
+    {"seed", QC_KEY_INT, FIELD(S, seed), .min = 0, .max = 9007199254740992.0, .now = "", .deflt = "0",
+     .help = "seed of the choice of windows"},
+    {0}
+#undef S
+};
+
+static const qc_key weights_keys[] = {
+#define S qc_recipe_weights
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .unit = "bits", .deflt = "4", .help = "bits per weight"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
+     .unit = "columns", .deflt = "128", .help = "input columns that share a scale, or channel: one scale per row"},
+    {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true", .help = "grid without zero points"},
+    {"search", QC_KEY_ENUM, FIELD(S, search), .words = "minmax|mse", .deflt = "mse",
+     .help = "how scales are chosen: from the extremes, or by the least squared error"},
+    {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "f32|f16|bf16", .deflt = "f16", .help = "stored type of scales"},
+    {"group_fallback", QC_KEY_ENUM, FIELD(S, group_fallback), .words = "error|channel|smaller|keep", .deflt = "error",
+     .help = "where the group does not divide a matrix: refuse, one scale per row, a smaller group, or keep 16 bit"},
+    {0}
+#undef S
+};
+
+static const qc_key activations_keys[] = {
+#define S qc_recipe_activations
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 4, .max = 8, .words = "none", .now = "", .unit = "bits",
+     .deflt = "none", .help = "bits per activation"},
+    {"dynamic", QC_KEY_ENUM, FIELD(S, dynamic), .words = "none|token|tensor", .now = "none", .deflt = "none",
+     .help = "scale computed while running, per token or tensor"},
+    {0}
+#undef S
+};
+
+static const qc_key embedding_keys[] = {
+#define S qc_recipe_embedding
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .words = "16", .word_value = 16, .unit = "bits",
+     .deflt = "8", .help = "bits of embedding and head; 16 leaves them as they are"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
+     .unit = "columns", .deflt = "channel", .help = "columns of embedding and head that share a scale"},
+    {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true",
+     .help = "grid of embedding and head without zero points"},
+    {0}
+#undef S
+};
+
+static const qc_key gptq_keys[] = {
+#define S qc_recipe_gptq
+    {"order", QC_KEY_ENUM, FIELD(S, order), .words = "none|static|dynamic", .now = "static", .deflt = "static",
+     .help = "order of columns"},
+    {"damp", QC_KEY_FLOAT, FIELD(S, damp), .min = 0, .max = 1, .now = "", .deflt = "0.01",
+     .help = "damping as a fraction of the mean diagonal"},
+    {"refit", QC_KEY_BOOL, FIELD(S, refit), .now = "", .deflt = "true", .help = "fit scales again after the codes"},
+    {"sweeps", QC_KEY_INT, FIELD(S, sweeps), .min = 0, .max = 100, .now = "", .deflt = "1",
+     .help = "coordinate descent sweeps after the solve"},
+    {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .now = "quantized", .deflt = "quantized",
+     .help = "stream that a layer's statistics are taken from"},
+    {0}
+#undef S
+};
+
+static const qc_key override_keys[] = {
+#define S qc_override
+    {"match", QC_KEY_STRING, FIELD(S, match), .required = true, .help = "glob over tensor names (* ? [...])"},
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .words = "16", .word_value = 16, .unit = "bits",
+     .help = "bits per weight; 16 leaves the tensor as it is"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
+     .unit = "columns", .help = "input columns that share a scale"},
+    {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .help = "grid without zero points"},
+    {0}
+#undef S
+};
+
+static const qc_key budget_keys[] = {
+#define S qc_recipe_budget
+    {"bits_average", QC_KEY_FLOAT, FIELD(S, bits_average), .min = 2, .max = 16, .now = "", .unit = "bits",
+     .help = "average bits per weight to reach"},
+    {"size", QC_KEY_SIZE, FIELD(S, size_bytes), .now = "", .unit = "bytes", .help = "size of the artifact to reach"},
+    {0}
+#undef S
+};
+
+static const qc_key quantize_keys[] = {
+#define S qc_recipe_quantize
+    {"method", QC_KEY_ENUM, FIELD(S, method), .words = "rtn|gptq|awq|awq+gptq|smoothquant|smoothquant+gptq",
+     .now = "rtn", .deflt = "rtn", .help = "how weights are rounded"},
+    {"weights", QC_KEY_MAP, FIELD(S, weights), .sub = weights_keys, .help = "grid of the linear layers"},
+    {"activations", QC_KEY_MAP, FIELD(S, activations), .sub = activations_keys, .words = "none",
+     .help = "grid of the activations"},
+    {"embedding", QC_KEY_MAP, FIELD(S, embedding), .sub = embedding_keys, .help = "grid of embedding and head"},
+    {"gptq", QC_KEY_MAP, FIELD(S, gptq), .sub = gptq_keys, .help = "options of method gptq"},
+    {"overrides", QC_KEY_LIST, COUNTED(S, overrides), .sub = override_keys, .elem_bytes = sizeof(qc_override),
+     .help = "other grids for tensors by name, later ones win"},
+    {"skip", QC_KEY_LIST, COUNTED(S, skip), .elem_bytes = sizeof(char *),
+     .help = "globs of tensors that stay 16 bit"},
+    {"budget", QC_KEY_MAP, FIELD(S, budget), .sub = budget_keys, .words = "none",
+     .help = "choose bits per tensor to reach a size"},
+    {0}
+#undef S
+};
+
+/* Figures of the report's evaluation, and of the run, that a gate may limit. */
+#define GATE_NAMES                                                                                           \
+    "ppl|ppl_ratio|delta_nll|kld_mean|kld_p99|kld_max|top1|fallbacks|size_bytes|seconds|peak_rss_bytes"
+
+static const qc_key verify_keys[] = {
+#define S qc_recipe_verify
+    {"enabled", QC_KEY_BOOL, FIELD(S, enabled), .deflt = "true",
+     .help = "measure what was written against the 16-bit model"},
+    {"text", QC_KEY_PATH, FIELD(S, text), .help = "UTF-8 text to measure with; without it the bundled held-out text"},
+    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e9, .words = "all", .unit = "windows", .deflt = "16",
+     .help = "windows to measure, or all"},
+    {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .words = "auto", .unit = "tokens",
+     .deflt = "auto", .help = "length of a window; auto is 2048 or what the model allows"},
+    {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES, .help = "limits that the artifact must keep"},
+    {0}
+#undef S
+};
+
+static const qc_key run_keys[] = {
+#define S qc_recipe_run
+    {"device", QC_KEY_ENUM, FIELD(S, device), .words = "auto|cpu|cuda", .now = "auto|cpu", .deflt = "auto",
+     .help = "where to compute"},
+    {"compute", QC_KEY_ENUM, FIELD(S, compute), .words = "f32|bf16", .now = "f32", .deflt = "f32", .artifact = true,
+     .help = "arithmetic of matrix products"},
+    {"threads", QC_KEY_INT, FIELD(S, threads), .min = 1, .max = 1024, .words = "0", .unit = "threads", .deflt = "0",
+     .help = "threads; 0 is one per usable processor. Results do not depend on it"},
+    {"memory", QC_KEY_SIZE, FIELD(S, memory_bytes), .words = "none", .unit = "bytes", .deflt = "none",
+     .help = "cap on peak memory, as 900MB or 2GiB"},
+    {"scratch", QC_KEY_PATH, FIELD(S, scratch),
+     .help = "folder for scratch files; without it $TMPDIR, then /tmp"},
+    {"allow_nonfinite", QC_KEY_BOOL, FIELD(S, allow_nonfinite), .deflt = "false", .artifact = true,
+     .help = "go on when weights hold NaN or infinity"},
+    {0}
+#undef S
+};
+
+static const qc_key emit_keys[] = {
+#define S qc_recipe_emit
+    {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx",
+     .now = "auto|qpk", .deflt = "auto", .help = "format of the output; auto goes by the extension of its path"},
+    {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
+    {"type", QC_KEY_STRING, FIELD(S, type), .now = "", .help = "subtype of the format (gguf: q4_k_m)"},
+    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize), .sub = quantize_keys,
+     .optional = true, .now = "", .help = "another grid for this output; keys as in quantize"},
+    {0}
+#undef S
+};
+
+static const qc_key report_keys[] = {
+#define S qc_recipe_report
+    {"json", QC_KEY_PATH, FIELD(S, json), .help = "report as JSON"},
+    {"junit", QC_KEY_PATH, FIELD(S, junit), .now = "", .help = "gates as a JUnit file"},
+    {"html", QC_KEY_PATH, FIELD(S, html), .now = "", .help = "report as HTML"},
+    {"markdown", QC_KEY_PATH, FIELD(S, markdown), .now = "", .help = "report as markdown"},
+    {"manifest", QC_KEY_PATH, FIELD(S, manifest), .help = "SHA-256 of inputs, recipe and outputs as JSON"},
+    {0}
+#undef S
+};
+
+/* Kinds of events that can be counted as fallbacks. */
+#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping"
+
+const qc_key qc_schema[] = {
+#define S qc_recipe
+    {"model", QC_KEY_PATH, FIELD(S, model), .help = "checkpoint folder or packed file to read"},
+    {"calibration", QC_KEY_MAP, FIELD(S, calibration), .sub = calibration_keys, .artifact = true,
+     .help = "text that statistics are taken from"},
+    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .sub = quantize_keys, .artifact = true, .help = "what is quantized and how"},
+    {"verify", QC_KEY_MAP, FIELD(S, verify), .sub = verify_keys, .help = "measurement of what was written"},
+    {"run", QC_KEY_MAP, FIELD(S, run), .sub = run_keys, .help = "machine"},
+    {"allow", QC_KEY_LIMITS, COUNTED(S, allow), .words = FALLBACK_NAMES,
+     .help = "fallbacks permitted per kind; more is exit code 6"},
+    {"emit", QC_KEY_LIST, COUNTED(S, emit), .sub = emit_keys, .elem_bytes = sizeof(qc_recipe_emit), .help = "outputs"},
+    {"report", QC_KEY_MAP, FIELD(S, report), .sub = report_keys, .help = "reports to write"},
+    {0}
+#undef S
+};
+
+/* ---- words ---- */
+
+const char *qc_word_at(const char *words, int i, size_t *ret_bytes)
+{
+    for (; words && i > 0; i--) {
+        words = strchr(words, '|');
+        words = words ? words + 1 : NULL;
+    }
+    if (words)
+        *ret_bytes = strcspn(words, "|");
+    return words;
+}
+
+int qc_word_find(const char *words, const char *text)
+{
+    size_t n, n_text = strlen(text);
+    const char *w;
+    for (int i = 0; (w = qc_word_at(words, i, &n)); i++)
+        if (n == n_text && memcmp(w, text, n) == 0)
+            return i;
+    return -1;
+}
+
+/* ---- keys ---- */
+
+const qc_key *qc_schema_find(const char *path)
+{
+    const qc_key *table = qc_schema, *key = NULL;
+    while (*path) {
+        size_t n = strcspn(path, ".");
+        bool index = n > 0 && strspn(path, "0123456789") == n;
+        if (!(index && key && key->type == QC_KEY_LIST)) {
+            for (key = table; key && key->name; key++)
+                if (strlen(key->name) == n && memcmp(key->name, path, n) == 0)
+                    break;
+            if (!key || !key->name)
+                return NULL;
+            table = key->sub;
+        }
+        path += n + (path[n] == '.');
+    }
+    return key;
+}
+
+static int describe_number(const qc_key *key, const char *what, qc_buf *ret, qc_err *err)
+{
+    if (key->max > 1e15)
+        QC_TRY(qc_buf_printf(ret, err, "%s from %.15g", what, key->min));
+    else
+        QC_TRY(qc_buf_printf(ret, err, "%s %.15g to %.15g", what, key->min, key->max));
+    return key->words ? qc_buf_printf(ret, err, " or %s", key->words) : QC_OK;
+}
+
+static int describe_words(const char *words, qc_buf *ret, qc_err *err)
+{
+    size_t n;
+    const char *w;
+    for (int i = 0; (w = qc_word_at(words, i, &n)); i++)
+        QC_TRY(qc_buf_printf(ret, err, "%s%.*s", i ? ", " : "", (int)n, w));
+    return QC_OK;
+}
+
+int qc_key_describe(const qc_key *key, qc_buf *ret, qc_err *err)
+{
+    switch (key->type) {
+    case QC_KEY_STRING:
+        return qc_buf_printf(ret, err, "string");
+    case QC_KEY_PATH:
+        return qc_buf_printf(ret, err, "path");
+    case QC_KEY_BOOL:
+        return qc_buf_printf(ret, err, "true or false");
+    case QC_KEY_INT:
+        return describe_number(key, "whole number", ret, err);
+    case QC_KEY_FLOAT:
+        return describe_number(key, "number", ret, err);
+    case QC_KEY_SIZE:
+        return qc_buf_printf(ret, err, "size%s%s", key->words ? " or " : "", key->words ? key->words : "");
+    case QC_KEY_ENUM:
+        QC_TRY(qc_buf_printf(ret, err, "one of "));
+        return describe_words(key->words, ret, err);
+    case QC_KEY_MAP:
+        return qc_buf_printf(ret, err, "mapping%s%s", key->words ? " or " : "", key->words ? key->words : "");
+    case QC_KEY_LIST:
+        return qc_buf_printf(ret, err, "list of %s", key->sub ? "mappings" : "strings");
+    case QC_KEY_LIMITS:
+        QC_TRY(qc_buf_printf(ret, err, "mapping to numbers of "));
+        return describe_words(key->words, ret, err);
+    }
+    return QC_OK;
+}
+
+/* ---- values ---- */
+
+int qc_parse_int(const char *text, int64_t *ret, qc_err *err)
+{
+    const char *p = text + (*text == '-' || *text == '+');
+    int64_t value = 0;
+    if (!*p || p[strspn(p, "0123456789")])
+        return qc_fail(err, QC_E_INPUT, "'%.60s' is not a whole number", text);
+    for (; *p; p++)
+        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *p - '0', &value))
+            return qc_fail(err, QC_E_INPUT, "'%.60s' is too large", text);
+    *ret = *text == '-' ? -value : value;
+    return QC_OK;
+}
+
+int qc_parse_float(const char *text, double *ret, qc_err *err)
+{
+    char *end;
+    /* plain decimal notation only: strtod alone would take hexadecimal, inf and nan too */
+    if (!*text || text[strspn(text, "0123456789+-.eE")])
+        return qc_fail(err, QC_E_INPUT, "'%.60s' is not a number", text);
+    double value = strtod(text, &end);
+    if (*end)
+        return qc_fail(err, QC_E_INPUT, "'%.60s' is not a number", text);
+    if (!isfinite(value))
+        return qc_fail(err, QC_E_INPUT, "'%.60s' is too large", text);
+    *ret = value;
+    return QC_OK;
+}
+
+int qc_parse_size(const char *text, uint64_t *ret_bytes, qc_err *err)
+{
+    static const struct {
+        const char *unit;
+        double factor;
+    } units[] = {{"", 1},      {"B", 1},       {"kB", 1e3},       {"KB", 1e3},       {"MB", 1e6},       {"GB", 1e9},
+                 {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    size_t n = strspn(text, "0123456789."), i = 0, n_units = sizeof units / sizeof units[0];
+    const char *unit = text + n + (text[n] == ' ');
+    char number[40];
+    double value = 0;
+    while (i < n_units && strcmp(units[i].unit, unit) != 0)
+        i++;
+    if (n > 0 && n < sizeof number && i < n_units) {
+        memcpy(number, text, n);
+        number[n] = 0;
+        if (qc_parse_float(number, &value, NULL) == QC_OK) {
+            value *= units[i].factor;
+            if (value > 0x1p62)
+                return qc_fail(err, QC_E_INPUT, "'%.60s' is too large", text);
+            *ret_bytes = (uint64_t)value;
+            return QC_OK;
+        }
+    }
+    return qc_fail(err, QC_E_INPUT, "'%.60s' is not a size (as 4096, 420MB or 2GiB; kB, MB, GB, TB are powers of 1000, "
+                   "KiB, MiB, GiB, TiB of 1024)", text);
+}
+
+static void put_int(const qc_key *key, int64_t value, void *field)
+{
+    if (key->field_bytes == sizeof(int64_t))
+        memcpy(field, &value, sizeof value);
+    else
+        *(int *)field = (int)value;
+}
+
+static int store_int(const qc_key *key, const char *text, void *field, qc_err *err)
+{
+    int64_t value;
+    if (key->words && strcmp(text, key->words) == 0) {
+        put_int(key, key->word_value, field);
+        return QC_OK;
+    }
+    qc_err why;
+    qc_buf type = {0};
+    int rc = qc_parse_int(text, &value, &why);
+    if (rc == QC_OK && (double)value >= key->min && (double)value <= key->max) {
+        put_int(key, value, field);
+        return QC_OK;
+    }
+    if (qc_key_describe(key, &type, err) < 0)
+        return QC_E_RESOURCE;
+    if (rc == QC_OK)
+        rc = qc_fail(err, QC_E_INPUT, "%lld is out of range (%s expected)", (long long)value, type.data);
+    else
+        rc = qc_fail(err, QC_E_INPUT, "%s (%s expected)", why.msg, type.data);
+    qc_buf_clear(&type);
+    return rc;
+}
+
+static int store_float(const qc_key *key, const char *text, double *field, qc_err *err)
+{
+    double value;
+    QC_TRY(qc_parse_float(text, &value, err));
+    if (value < key->min || value > key->max)
+        return qc_fail(err, QC_E_INPUT, "%.60s is out of range (%.15g to %.15g)", text, key->min, key->max);
+    *field = value;
+    return QC_OK;
+}
+
+static int store_size(const qc_key *key, const char *text, uint64_t *field, qc_err *err)
+{
+    uint64_t value = 0;
+    if (!key->words || strcmp(text, key->words) != 0) {
+        QC_TRY(qc_parse_size(text, &value, err));
+        if (value == 0)
+            return qc_fail(err, QC_E_INPUT, "a size of 0 bytes%s%s", key->words ? "; no limit is " : "",
+                           key->words ? key->words : "");
+    }
+    *field = value;
+    return QC_OK;
+}
+
+static int store_bool(const qc_key *key, const char *text, void *field, qc_err *err)
+{
+    bool yes = strcmp(text, "true") == 0;
+    if (!yes && strcmp(text, "false") != 0)
+        return qc_fail(err, QC_E_INPUT, "'%.60s' is not true or false", text);
+    if (key->field_bytes == sizeof(bool))
+        *(bool *)field = yes;
+    else
+        *(int *)field = yes;
+    return QC_OK;
+}
+
+static int store_enum(const qc_key *key, const char *text, int *field, qc_err *err)
+{
+    int value = qc_word_find(key->words, text);
+    if (value >= 0) {
+        *field = value;
+        return QC_OK;
+    }
+    qc_buf type = {0};
+    if (describe_words(key->words, &type, err) < 0)
+        return QC_E_RESOURCE;
+    int rc = qc_fail(err, QC_E_INPUT, "'%.60s' is none of %s", text, type.data);
+    qc_buf_clear(&type);
+    return rc;
+}
+
+static int store_string(const qc_key *key, const char *text, const char *folder, char **field, qc_err *err)
+{
+    if (!*text)
+        return qc_fail(err, QC_E_INPUT, "empty %s", key->type == QC_KEY_PATH ? "path" : "string");
+    char *copy = key->type == QC_KEY_PATH ? qc_path_join(folder, text) : qc_strdup(text);
+    if (!copy)
+        return qc_fail_nomem(err, "recipe", strlen(text) + 1);
+    qc_free(*field);
+    *field = copy;
+    return QC_OK;
+}
+
+int qc_key_store(const qc_key *key, const char *text, const char *folder, void *field, qc_err *err)
+{
+    switch (key->type) {
+    case QC_KEY_BOOL:
+        return store_bool(key, text, field, err);
+    case QC_KEY_INT:
+        return store_int(key, text, field, err);
+    case QC_KEY_FLOAT:
+        return store_float(key, text, field, err);
+    case QC_KEY_SIZE:
+        return store_size(key, text, field, err);
+    case QC_KEY_ENUM:
+        return store_enum(key, text, field, err);
+    default:
+        return store_string(key, text, folder, field, err);
+    }
+}
