@@ -2,6 +2,7 @@
 
 #include "hfdir.h"
 #include "qc_file.h"
+#include "qpk.h"
 
 #include <string.h>
 #include <strings.h>
@@ -34,6 +35,8 @@ int qc_source_open(const char *path, qc_source **ret, qc_err *err)
 {
     if (qc_path_is_dir(path))
         return qc_hfdir_open(path, ret, err);
+    if (qc_qpk_probe(path))
+        return qc_qpk_open(path, ret, err);
     qc_mapped map = {0};
     QC_TRY(qc_file_map(path, &map, err));
     bool empty = map.n_bytes == 0;

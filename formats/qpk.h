@@ -14,6 +14,10 @@ bool qc_qpk_probe(const char *path);
  * qc_qpk_open. */
 int qc_qpk_check(const qc_source *src, qc_err *err) QC_WARN_UNUSED;
 
+/* The open file of such a source in terms of libqpk (runtime/qpk.h): metadata, aliases, tiles. */
+struct qpk_file;
+const struct qpk_file *qc_qpk_file(const qc_source *src);
+
 typedef struct qc_qpk_writer qc_qpk_writer;
 
 /* Start a packed file that will become `path` (see qc_outfile). */
@@ -22,7 +26,10 @@ int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err
 /* Embed a side file ("config.json", "tokenizer.json", "manifest.json", ...), before or after tensors. */
 int qc_qpk_add_file(qc_qpk_writer *w, const char *name, const void *data, size_t n_bytes, qc_err *err) QC_WARN_UNUSED;
 
-/* Tensors are written one after the other, each row by row from the top: begin, put rows until all are there, end.
+/* A failed call leaves the writer fit for qc_qpk_discard only. QC_E_RESOURCE: out of memory or disk; QC_E_USAGE: calls
+ * out of order; QC_E_INPUT: a name twice, a code, scale or shape that the format can not hold.
+ *
+ * Tensors are written one after the other, each row by row from the top: begin, put rows until all are there, end.
  * Rows of a dense tensor are given as its stored bytes, those of a tensor on a grid as codes. n_rows per call must be
  * a multiple of QC_QPK_TILE_ROWS except in the last call of a tensor. */
 #define QC_QPK_TILE_ROWS 16
@@ -31,7 +38,20 @@ int qc_qpk_put_dense(qc_qpk_writer *w, const void *data, int64_t n_rows, qc_err 
 int qc_qpk_put_codes(qc_qpk_writer *w, const qc_code_rows *rows, qc_err *err) QC_WARN_UNUSED;
 int qc_qpk_end_tensor(qc_qpk_writer *w, qc_err *err) QC_WARN_UNUSED;
 
-/* The tensor `name` is another name of the tensor `target` (a tied head). */
+/* Metadata, in call order; a key may be used once. docs/formats/qpk.md lists the keys of the model's configuration,
+ * which an engine reads instead of config.json. */
+int qc_qpk_add_meta_u64(qc_qpk_writer *w, const char *key, uint64_t value, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_i64(qc_qpk_writer *w, const char *key, int64_t value, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_f64(qc_qpk_writer *w, const char *key, double value, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_string(qc_qpk_writer *w, const char *key, const char *text, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_u64_array(qc_qpk_writer *w, const char *key, const uint64_t *values, uint32_t n_elems,
+                              qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_i64_array(qc_qpk_writer *w, const char *key, const int64_t *values, uint32_t n_elems,
+                              qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_add_meta_f64_array(qc_qpk_writer *w, const char *key, const double *values, uint32_t n_elems,
+                              qc_err *err) QC_WARN_UNUSED;
+
+/* The tensor `name` is another name of the tensor `target` (a tied head), which was begun before. Readers find the target under both. */
 int qc_qpk_add_alias(qc_qpk_writer *w, const char *name, const char *target, qc_err *err) QC_WARN_UNUSED;
 
 /* Bytes that a tensor of this description takes in the file (data, scales, padding), for plans. */
