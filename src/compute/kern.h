@@ -51,10 +51,10 @@ typedef struct qc_kern {
      * be NULL. A logit that is NaN or infinite is counted and left out of its sum, its pair left out of `cross`. */
     void (*score_block)(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0);
 
-    /* As the operation of backend.h, for some rows on one thread: rows is already moved to the first of them, *stats
-     * starts from zero. NULL: not available. */
-    void (*quantize_rows)(const float *w, int64_t n_rows, int64_t n_cols, const qc_quant_spec *spec,
-                          const float *col_weight, qc_code_rows *rows, qc_quant_stats *stats);
+    /* As the operation of backend.h, for one row: codes[n_cols], scales and (unless symmetric) zeros[n_groups]. Adds
+     * to *stats. Every instruction set gives the same bits. */
+    void (*quantize_row)(const float *w, int64_t n_cols, const qc_quant_spec *spec, const float *col_weight,
+                         uint8_t *codes, float *scales, uint8_t *zeros, qc_quant_stats *stats);
 } qc_kern;
 
 /* Fill *kern for a processor with the features `cpu_flags` (qc_cpu_flags()). */
@@ -62,5 +62,10 @@ void qc_kern_init(qc_kern *kern, uint32_t cpu_flags);
 
 /* Each overwrites the slots it has. */
 void qc_kern_init_ref(qc_kern *kern);
+void qc_kern_init_quant_ref(qc_kern *kern);
+#if defined(__x86_64__)
+void qc_kern_init_quant_avx2(qc_kern *kern);
+void qc_kern_init_quant_avx512(qc_kern *kern);
+#endif
 
 #endif

@@ -1,8 +1,17 @@
 /* Choice of the kernels: reference first, then each instruction set in ascending order. */
 #include "kern.h"
+#include "qc_cpu.h"
 
 void qc_kern_init(qc_kern *kern, uint32_t cpu_flags)
 {
     qc_kern_init_ref(kern);
+    qc_kern_init_quant_ref(kern);
+#if defined(__x86_64__)
+    if (cpu_flags & QC_CPU_AVX2)
+        qc_kern_init_quant_avx2(kern);
+    if (cpu_flags & QC_CPU_AVX512)
+        qc_kern_init_quant_avx512(kern);
+#else
     (void)cpu_flags;
+#endif
 }

@@ -31,6 +31,7 @@ typedef struct qc_quant_stats {
     int64_t n_clipped;     /* values outside the range of their group's grid by more than half a step */
     int64_t n_zero_groups; /* groups of zeros only */
     int64_t n_small_scale; /* groups whose scale is subnormal or was floored in the stored dtype */
+    int64_t n_large_scale; /* groups whose scale was cut to the largest that can be stored and decoded */
 } qc_quant_stats;
 
 #endif

@@ -138,39 +138,39 @@ typedef struct quant_job {
     int64_t n_rows, n_cols, n_groups;
     const qc_quant_spec *spec;
     const qc_code_rows *rows;
-    qc_quant_stats *stats; /* one per task */
+    qc_quant_stats *stats; /* one per row */
 } quant_job;
 
 static void quant_task(void *ctx, int64_t task, int thread)
 {
     (void)thread;
     const quant_job *j = ctx;
-    int64_t r = task * TASK_QUANT_ROWS, n = qc_min_i64(TASK_QUANT_ROWS, j->n_rows - r);
-    qc_code_rows rows = {.n_rows = n, .codes = j->rows->codes + r * j->n_cols,
-                         .scales = j->rows->scales + r * j->n_groups,
-                         .zeros = j->rows->zeros ? j->rows->zeros + r * j->n_groups : NULL};
-    j->kern->quantize_rows(j->w + r * j->n_cols, n, j->n_cols, j->spec, j->col_weight, &rows, &j->stats[task]);
+    int64_t end = qc_min_i64((task + 1) * TASK_QUANT_ROWS, j->n_rows);
+    for (int64_t r = task * TASK_QUANT_ROWS; r < end; r++)
+        j->kern->quantize_row(j->w + r * j->n_cols, j->n_cols, j->spec, j->col_weight, j->rows->codes + r * j->n_cols,
+                              j->rows->scales + r * j->n_groups,
+                              j->rows->zeros ? j->rows->zeros + r * j->n_groups : NULL, &j->stats[r]);
 }
 
 static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols, const qc_quant_spec *spec,
                              const float *col_weight, qc_code_rows *rows, qc_quant_stats *stats, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
-    if (!cb->kern.quantize_rows)
-        return qc_fail(err, QC_E_UNSUPPORTED, "this backend does not quantize");
     int64_t n_tasks = qc_ceil_div(n_rows, TASK_QUANT_ROWS);
     quant_job j = {.kern = &cb->kern, .w = w, .col_weight = col_weight, .n_rows = n_rows, .n_cols = n_cols,
                    .n_groups = n_cols > 0 ? qc_ceil_div(n_cols, spec->grid.group_elems) : 0, .spec = spec, .rows = rows};
-    j.stats = qc_calloc((size_t)n_tasks, sizeof *j.stats);
+    j.stats = qc_calloc((size_t)n_rows, sizeof *j.stats);
     if (!j.stats)
-        return qc_fail_nomem(err, "statistics", (size_t)n_tasks * sizeof *j.stats);
+        return qc_fail_nomem(err, "statistics", (unsigned long long)n_rows * sizeof *j.stats);
     qc_pool_run(cb->pool, n_tasks, quant_task, &j);
-    for (int64_t i = 0; i < n_tasks; i++) {
+    /* row by row: the sums do not depend on how the caller cut the matrix */
+    for (int64_t i = 0; i < n_rows; i++) {
         stats->sq_error += j.stats[i].sq_error;
         stats->sq_weight += j.stats[i].sq_weight;
         stats->n_clipped += j.stats[i].n_clipped;
         stats->n_zero_groups += j.stats[i].n_zero_groups;
         stats->n_small_scale += j.stats[i].n_small_scale;
+        stats->n_large_scale += j.stats[i].n_large_scale;
     }
     rows->n_rows = n_rows;
     qc_free(j.stats);
