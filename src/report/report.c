@@ -1,0 +1,307 @@
+#include "report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+uint64_t qc_peak_rss_bytes(void)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[256];
+    unsigned long long kb = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %llu kB", &kb) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kb * 1024;
+}
+
+/* ---- document ---- */
+
+static void add_number(cJSON *object, const char *key, double x)
+{
+    if (isfinite(x))
+        cJSON_AddNumberToObject(object, key, x);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
+static void add_text(cJSON *object, const char *key, const char *text)
+{
+    if (text && *text)
+        cJSON_AddStringToObject(object, key, text);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
+static void add_windows(cJSON *out, const qc_evaluation *e)
+{
+    cJSON *list = cJSON_AddArrayToObject(out, "per_window");
+    for (int64_t i = 0; e->per_window && i < e->windows; i++) {
+        const qc_window_result *w = &e->per_window[i];
+        double n = (double)w->tokens_scored;
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_number(item, "nll", w->nll / n);
+        add_number(item, "nll_reference", w->nll_reference / n);
+        add_number(item, "kld", w->kld / n);
+        add_number(item, "top1", isfinite(w->kld) ? (double)w->top1_agree / n : NAN);
+    }
+}
+
+cJSON *qc_report_evaluation(const qc_evaluation *e)
+{
+    cJSON *out = cJSON_CreateObject();
+    add_text(out, "protocol", e->protocol);
+    add_text(out, "text", e->text);
+    add_number(out, "windows", (double)e->windows);
+    add_number(out, "length", (double)e->length);
+    cJSON_AddBoolToObject(out, "bos", e->bos);
+    add_number(out, "tokens_text", (double)e->tokens_text);
+    add_number(out, "tokens_scored", (double)e->tokens_scored);
+    add_text(out, "ids_sha256", e->ids_sha256);
+    add_number(out, "ppl", e->ppl);
+    add_number(out, "ppl_reference", e->ppl_reference);
+    add_number(out, "ppl_ratio", e->ppl_ratio);
+    add_number(out, "delta_nll", e->delta_nll);
+    add_number(out, "delta_nll_se", e->delta_nll_se);
+    add_number(out, "kld_mean", e->kld_mean);
+    add_number(out, "kld_p99", e->kld_p99);
+    add_number(out, "kld_max", e->kld_max);
+    add_number(out, "top1", e->top1);
+    add_windows(out, e);
+    return out;
+}
+
+static cJSON *tool_json(const qc_report_tool *tool, bool with_kernels)
+{
+    cJSON *out = cJSON_CreateObject();
+    add_text(out, "name", tool->name);
+    add_text(out, "version", tool->version);
+    if (with_kernels) {
+        add_text(out, "commit", tool->commit);
+        add_text(out, "kernels", tool->kernels);
+    }
+    add_text(out, "compute", tool->compute);
+    return out;
+}
+
+/* In manifests files go by their base name: the same model in another folder is the same model. */
+static cJSON *files_json(const qc_report_input *in, bool base_names)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int64_t i = 0; i < in->n_sources; i++) {
+        const char *slash = strrchr(in->sources[i].path, '/');
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_text(item, "file", base_names && slash ? slash + 1 : in->sources[i].path);
+        add_text(item, "sha256", in->sources[i].sha256);
+    }
+    return list;
+}
+
+static cJSON *tensor_json(const qc_tensor_account *t)
+{
+    cJSON *out = cJSON_CreateObject();
+    add_text(out, "name", t->name);
+    add_text(out, "action", qc_action_name(t->action));
+    add_text(out, "rule", t->rule);
+    add_number(out, "layer", t->layer);
+    add_text(out, "source_dtype", qc_dtype_name(t->source_dtype));
+    add_number(out, "rows", (double)t->n_rows);
+    add_number(out, "cols", (double)t->n_cols);
+    add_number(out, "bits", t->bits);
+    add_number(out, "bytes_in", (double)t->bytes_in);
+    add_number(out, "bytes_out", (double)t->bytes_out);
+    if (t->action == QC_ACTION_QUANTIZED) {
+        add_number(out, "group", (double)t->group_elems);
+        cJSON_AddBoolToObject(out, "symmetric", t->symmetric);
+        cJSON_AddBoolToObject(out, "searched", t->searched);
+        add_number(out, "relative_error", t->sq_weight > 0 ? t->sq_error / t->sq_weight : 0);
+        add_number(out, "clipped", (double)t->n_clipped);
+        add_number(out, "zero_groups", (double)t->n_zero_groups);
+        add_number(out, "small_scales", (double)t->n_small_scale);
+    }
+    return out;
+}
+
+static cJSON *tensors_json(const qc_account_list *accounts)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int64_t i = 0; i < accounts->n_tensors; i++)
+        cJSON_AddItemToArray(list, tensor_json(&accounts->tensors[i]));
+    return list;
+}
+
+/* Error of a layer's quantized matrices together. */
+static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int64_t layer = 0; layer < n_layers; layer++) {
+        double error = 0, weight = 0, bytes_in = 0, bytes_out = 0;
+        for (int64_t i = 0; i < accounts->n_tensors; i++) {
+            const qc_tensor_account *t = &accounts->tensors[i];
+            if (t->layer != layer)
+                continue;
+            bytes_in += (double)t->bytes_in;
+            bytes_out += (double)t->bytes_out;
+            if (t->action == QC_ACTION_QUANTIZED) {
+                error += t->sq_error;
+                weight += t->sq_weight;
+            }
+        }
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_number(item, "layer", (double)layer);
+        add_number(item, "bytes_in", bytes_in);
+        add_number(item, "bytes_out", bytes_out);
+        add_number(item, "relative_error", weight > 0 ? error / weight : 0);
+    }
+    return list;
+}
+
+static cJSON *events_json(const qc_event_list *events)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int64_t i = 0; i < events->n_events; i++) {
+        const qc_event *e = &events->events[i];
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_text(item, "kind", e->kind);
+        add_text(item, "level", e->level == QC_EVENT_FALLBACK ? "fallback" : "note");
+        add_text(item, "subject", e->subject);
+        add_text(item, "detail", e->detail);
+        add_number(item, "count", (double)e->count);
+    }
+    return list;
+}
+
+static cJSON *gates_json(const qc_report_output *o)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int i = 0; i < o->n_gates; i++) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_text(item, "name", o->gates[i].name);
+        add_number(item, "limit", o->gates[i].limit);
+        add_number(item, "value", o->gates[i].value);
+        cJSON_AddBoolToObject(item, "pass", o->gates[i].pass);
+    }
+    return list;
+}
+
+/* The first output's tensors, evaluation and gates stand at the top level, those of further ones here. */
+static cJSON *artifacts_json(const qc_report_input *in)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (int i = 0; i < in->n_outputs; i++) {
+        const qc_report_output *o = &in->outputs[i];
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_text(item, "format", o->artifact.format);
+        add_text(item, "path", o->artifact.path);
+        add_number(item, "bytes", (double)o->artifact.n_bytes);
+        add_text(item, "sha256", o->artifact.sha256);
+        cJSON_AddBoolToObject(item, "rejected", o->artifact.rejected);
+        if (i > 0) {
+            cJSON_AddItemToObject(item, "tensors", tensors_json(o->accounts));
+            if (o->evaluation)
+                cJSON_AddItemToObject(item, "evaluation", qc_report_evaluation(o->evaluation));
+            cJSON_AddItemToObject(item, "gates", gates_json(o));
+        }
+    }
+    return list;
+}
+
+cJSON *qc_report_document(const qc_report_input *in)
+{
+    const qc_report_output *first = &in->outputs[0];
+    cJSON *doc = cJSON_CreateObject();
+    cJSON_AddStringToObject(doc, "schema", QC_REPORT_SCHEMA);
+    cJSON_AddItemToObject(doc, "tool", tool_json(&in->tool, true));
+    cJSON *model = cJSON_AddObjectToObject(doc, "model");
+    add_text(model, "path", in->model_path);
+    add_text(model, "family", in->model_family);
+    add_number(model, "layers", (double)in->n_layers);
+    cJSON_AddItemToObject(model, "files", files_json(in, false));
+    cJSON_AddItemToObject(doc, "recipe", cJSON_Duplicate(in->recipe, true));
+    cJSON_AddItemToObject(doc, "plan", cJSON_Duplicate(in->plan, true));
+    cJSON_AddItemToObject(doc, "tensors", tensors_json(first->accounts));
+    cJSON_AddItemToObject(doc, "layers", layers_json(first->accounts, in->n_layers));
+    cJSON_AddItemToObject(doc, "events", events_json(in->events));
+    if (first->evaluation)
+        cJSON_AddItemToObject(doc, "evaluation", qc_report_evaluation(first->evaluation));
+    else
+        cJSON_AddNullToObject(doc, "evaluation");
+    cJSON_AddItemToObject(doc, "artifacts", artifacts_json(in));
+    cJSON_AddItemToObject(doc, "gates", gates_json(first));
+    cJSON *timings = cJSON_AddObjectToObject(doc, "timings");
+    for (int i = 0; i < in->n_timings; i++)
+        add_number(timings, in->timings[i].name, in->timings[i].seconds);
+    add_number(doc, "peak_rss_bytes", (double)in->peak_rss_bytes);
+    return doc;
+}
+
+cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
+{
+    cJSON *doc = cJSON_CreateObject();
+    cJSON_AddStringToObject(doc, "schema", QC_MANIFEST_SCHEMA);
+    cJSON_AddItemToObject(doc, "tool", tool_json(&in->tool, !embedded));
+    cJSON_AddItemToObject(doc, "inputs", files_json(in, true));
+    cJSON_AddItemToObject(doc, "recipe", cJSON_Duplicate(in->recipe, true));
+    if (embedded)
+        return doc;
+    cJSON *list = cJSON_AddArrayToObject(doc, "outputs");
+    for (int i = 0; i < in->n_outputs; i++) {
+        const qc_artifact *a = &in->outputs[i].artifact;
+        const char *slash = strrchr(a->path, '/');
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        add_text(item, "file", slash ? slash + 1 : a->path);
+        add_text(item, "format", a->format);
+        add_number(item, "bytes", (double)a->n_bytes);
+        add_text(item, "sha256", a->sha256);
+    }
+    return doc;
+}
+
+/* ---- text ---- */
+
+static int evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
+{
+    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld windows of %lld tokens (%lld positions) of %s\n",
+                         (long long)e->windows, (long long)e->length, (long long)e->tokens_scored, e->text ? e->text : "?"));
+    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, 16-bit reference %.4f, ratio %.5f\n", e->ppl, e->ppl_reference,
+                         e->ppl_ratio));
+    QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));
+    return qc_buf_printf(ret, err, "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n", e->kld_mean,
+                         e->kld_p99, e->kld_max, 100 * e->top1);
+}
+
+static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
+{
+    uint64_t bytes_in;
+    qc_account_bytes(o->accounts, &bytes_in, NULL);
+    QC_TRY(qc_buf_printf(ret, err, "%s%s\n", o->artifact.path, o->artifact.rejected ? "  (rejected: a gate failed)" : ""));
+    QC_TRY(qc_buf_printf(ret, err, "  size          %.2f MB of %.2f MB (%.1f %%)\n", (double)o->artifact.n_bytes / 1e6,
+                         (double)bytes_in / 1e6, bytes_in ? 100.0 * (double)o->artifact.n_bytes / (double)bytes_in : 0));
+    if (o->evaluation)
+        QC_TRY(evaluation_text(o->evaluation, ret, err));
+    for (int i = 0; i < o->n_gates; i++)
+        QC_TRY(qc_buf_printf(ret, err, "  gate          %s %.6g, limit %.6g: %s\n", o->gates[i].name, o->gates[i].value,
+                             o->gates[i].limit, o->gates[i].pass ? "passed" : "FAILED"));
+    return QC_OK;
+}
+
+int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err)
+{
+    for (int i = 0; i < in->n_outputs; i++)
+        QC_TRY(output_text(&in->outputs[i], ret, err));
+    for (int64_t i = 0; i < in->events->n_events; i++) {
+        const qc_event *e = &in->events->events[i];
+        if (e->level == QC_EVENT_FALLBACK)
+            QC_TRY(qc_buf_printf(ret, err, "fallback: %s %s: %s (%lld)\n", e->kind, e->subject, e->detail, (long long)e->count));
+    }
+    return qc_buf_printf(ret, err, "peak memory %.0f MB\n", (double)in->peak_rss_bytes / 1e6);
+}
