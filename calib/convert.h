@@ -46,4 +46,8 @@ typedef struct qc_convert_options {
 int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
                    qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
 
+/* Write the normalised config as metadata of the packed file, under the keys of docs/formats/qpk.md: what an engine needs
+ * without reading config.json. */
+int qc_convert_metadata(const qc_model_config *config, qc_qpk_writer *writer, qc_err *err) QC_WARN_UNUSED;
+
 #endif

@@ -610,12 +610,16 @@ cJSON *qc_recipe_artifact_json(const qc_recipe *recipe)
     return table_json(qc_schema, recipe, false);
 }
 
+cJSON *qc_recipe_quantize_json(const qc_recipe_quantize *quantize)
+{
+    return table_json(qc_schema_find("quantize")->sub, quantize, true);
+}
+
 /* ---- for quant/policy ---- */
 
-void qc_recipe_policy(const qc_recipe *recipe, qc_policy *ret)
+void qc_recipe_policy(const qc_recipe_quantize *q, qc_policy *ret)
 {
     static const qc_dtype scale_dtypes[] = {QC_DT_F32, QC_DT_F16, QC_DT_BF16};
-    const qc_recipe_quantize *q = &recipe->quantize;
     qc_dtype scale = scale_dtypes[q->weights.scale];
     *ret = (qc_policy){
         .weights = {.grid = {QC_GRID_AFFINE, q->weights.bits, q->weights.symmetric, q->weights.group, scale},

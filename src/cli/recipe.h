@@ -150,7 +150,10 @@ void qc_recipe_clear(qc_recipe *recipe);
 cJSON *qc_recipe_to_json(const qc_recipe *recipe);
 cJSON *qc_recipe_artifact_json(const qc_recipe *recipe);
 
-/* Rules for quant/policy.h; arrays are borrowed from the recipe. */
-void qc_recipe_policy(const qc_recipe *recipe, qc_policy *ret);
+/* The quantize part alone (the recipe's or an emit entry's own), for the manifest inside an artifact. */
+cJSON *qc_recipe_quantize_json(const qc_recipe_quantize *quantize);
+
+/* Rules for quant/policy.h from the recipe's `quantize` or an emit entry's own; arrays are borrowed. */
+void qc_recipe_policy(const qc_recipe_quantize *quantize, qc_policy *ret);
 
 #endif

@@ -1,0 +1,45 @@
+#include "datadir.h"
+
+#include "qc_alloc.h"
+#include "qc_file.h"
+
+#include <limits.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Candidates in this order: <exe>/../share/qconvert (any prefix, DESTDIR included), the source tree of an uninstalled
+ * build (build/src/cli), the configured data folder. */
+static int find(const char *installed, const char *in_tree, char **ret, qc_err *err)
+{
+    char exe[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *folder = qc_path_dir(exe);
+    char *candidates[3] = {
+        folder ? qc_asprintf("%s/../share/qconvert/%s", folder, installed) : NULL,
+        folder ? qc_asprintf("%s/../../../tests/data/%s", folder, in_tree) : NULL,
+        qc_asprintf("%s/qconvert/%s", QC_DATADIR, installed),
+    };
+    char *found = NULL;
+    for (int i = 0; i < 3; i++) {
+        if (!found && candidates[i] && qc_path_exists(candidates[i]))
+            found = candidates[i];
+        else
+            qc_free(candidates[i]);
+    }
+    qc_free(folder);
+    if (!found)
+        return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed", QC_DATADIR, installed);
+    *ret = found;
+    return QC_OK;
+}
+
+int qc_demo_model(char **ret, qc_err *err)
+{
+    return find("demo/model", "models/demo-qwen3", ret, err);
+}
+
+int qc_demo_text(char **ret, qc_err *err)
+{
+    return find("demo/heldout.txt", "text/austen-heldout.txt", ret, err);
+}

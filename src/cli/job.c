@@ -1,0 +1,387 @@
+#include "job.h"
+
+#include "backend.h"
+#include "convert.h"
+#include "datadir.h"
+#include "eval.h"
+#include "gates.h"
+#include "job_report.h"
+#include "job_state.h"
+#include "model.h"
+#include "open.h"
+#include "progress.h"
+#include "qc_alloc.h"
+#include "qc_file.h"
+#include "qc_log.h"
+#include "qc_sha256.h"
+#include "qpk.h"
+#include "report.h"
+#include "tokenizer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void show_progress(void *ctx, double fraction)
+{
+    (void)ctx;
+    qc_progress_update(fraction);
+}
+
+/* ---- opening ---- */
+
+static int open_inputs(job *j, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    QC_TRY(qc_pool_new(r->run.threads, &j->pool, err));
+    QC_TRY(qc_backend_cpu_new(j->pool, &j->be, err));
+    QC_TRY(qc_source_open(r->model, &j->src, err));
+    QC_TRY(qc_model_open(j->src, &j->model, err));
+    j->model_open = true;
+    if (!r->verify.enabled)
+        return QC_OK;
+    if (r->verify.text)
+        j->text = qc_strdup(r->verify.text);
+    else
+        QC_TRY(qc_demo_text(&j->text, err));
+    if (!j->text)
+        return qc_fail_nomem(err, "text path", 1);
+    int64_t length = r->verify.length, limit = j->model.config.max_positions;
+    if (length == 0)
+        length = limit < 2048 ? limit : 2048;
+    if (length > limit)
+        return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions", (long long)length, r->model,
+                       (long long)limit);
+    qc_tokenizer *tok;
+    QC_TRY(qc_tokenizer_from_source(j->src, &tok, err));
+    int rc = qc_windows_from_text(tok, j->text, length, r->verify.windows, &j->windows, err);
+    qc_tokenizer_free(tok); /* its tables are large and not needed again */
+    return rc;
+}
+
+static void close_job(job *j)
+{
+    for (int i = 0; i < j->n_outputs; i++) {
+        output *o = &j->outputs[i];
+        qc_qpk_discard(o->writer);
+        qc_convert_plan_clear(&o->plan);
+        qc_account_list_clear(&o->accounts);
+        qc_evaluation_clear(&o->evaluation);
+        qc_free(o->final_path);
+        qc_free(o->gates);
+    }
+    qc_free(j->outputs);
+    qc_free(j->source_sha256);
+    qc_event_list_clear(&j->events);
+    qc_windows_clear(&j->windows);
+    qc_free(j->text);
+    if (j->model_open)
+        qc_model_close(&j->model);
+    qc_source_close(j->src);
+    qc_backend_close(j->be);
+    qc_pool_free(j->pool);
+}
+
+/* ---- plan: everything that can be refused is refused here ---- */
+
+/* An output must not be an input or lie in the model's folder, whatever it is called (device and inode decide). */
+static int check_output_path(const job *j, const char *what, const char *path, bool force, qc_err *err)
+{
+    int rc = QC_OK;
+    char *folder = qc_path_dir(path);
+    if (!folder)
+        return qc_fail_nomem(err, path, strlen(path));
+    if (qc_path_same(path, j->recipe->model) || qc_path_same(folder, j->recipe->model))
+        rc = qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", path, what, j->recipe->model);
+    else if (j->text && qc_path_same(path, j->text))
+        rc = qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", path, what);
+    else if (qc_path_is_dir(path))
+        rc = qc_fail(err, QC_E_USAGE, "%s: is a folder, a file name was expected for %s", path, what);
+    else if (!force && qc_path_exists(path))
+        rc = qc_fail(err, QC_E_USAGE, "%s: exists already (--force replaces it)", path);
+    else if (!qc_path_is_dir(folder))
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist", path);
+    else if (access(folder, W_OK) != 0)
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not write to the folder: %s", path, strerror(errno));
+    else
+        for (int64_t i = 0; i < j->src->n_files && rc == QC_OK; i++)
+            if (qc_path_same(path, j->src->files[i]))
+                rc = qc_fail(err, QC_E_USAGE, "%s: %s is a file of the model %s", path, what, j->recipe->model);
+    qc_free(folder);
+    return rc;
+}
+
+static int check_report_paths(const job *j, qc_err *err)
+{
+    const qc_recipe_report *r = &j->recipe->report;
+    const struct {
+        const char *what, *path;
+    } files[] = {{"the report", r->json}, {"the manifest", r->manifest}};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        if (!files[i].path)
+            continue;
+        QC_TRY(check_output_path(j, files[i].what, files[i].path, j->options->force, err));
+        for (int k = 0; k < j->n_outputs; k++)
+            if (strcmp(files[i].path, j->outputs[k].emit->path) == 0)
+                return qc_fail(err, QC_E_USAGE, "%s: named for both an artifact and %s", files[i].path, files[i].what);
+    }
+    return QC_OK;
+}
+
+/* What a process of this program takes before it does anything: code, libraries, tables. */
+#define BASE_BYTES (48ull << 20)
+
+static void plan_resources(job *j)
+{
+    uint64_t work = 0, full = 0, least = 0;
+    for (int i = 0; i < j->n_outputs; i++) {
+        work = j->outputs[i].plan.work_bytes > work ? j->outputs[i].plan.work_bytes : work;
+        j->disk_plan_bytes += j->outputs[i].plan.bytes_out;
+    }
+    if (j->recipe->verify.enabled) {
+        const qc_model_config *c = &j->model.config;
+        qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
+        if (j->recipe->run.memory_bytes && full + BASE_BYTES > j->recipe->run.memory_bytes) {
+            j->disk_plan_bytes += full - least;
+            full = least;
+        }
+    }
+    j->peak_plan_bytes = BASE_BYTES + (work > full ? work : full);
+}
+
+static int check_resources(const job *j, qc_err *err)
+{
+    uint64_t cap = j->recipe->run.memory_bytes;
+    if (cap && j->peak_plan_bytes > cap)
+        return qc_fail(err, QC_E_RESOURCE, "the plan needs %llu MB of memory, run.memory is %llu MB",
+                       (unsigned long long)(j->peak_plan_bytes / 1000000 + 1), (unsigned long long)(cap / 1000000));
+    char *folder = qc_path_dir(j->outputs[0].emit->path);
+    uint64_t there = folder ? qc_disk_free_bytes(folder) : UINT64_MAX;
+    int rc = QC_OK;
+    if (j->disk_plan_bytes > there)
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: %llu MB are needed on disk, %llu MB are free", folder,
+                     (unsigned long long)(j->disk_plan_bytes / 1000000 + 1), (unsigned long long)(there / 1000000));
+    qc_free(folder);
+    return rc;
+}
+
+static int make_plan(job *j, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    j->outputs = qc_calloc((size_t)r->n_emit, sizeof *j->outputs);
+    if (!j->outputs)
+        return qc_fail_nomem(err, "outputs", (unsigned long long)r->n_emit * sizeof *j->outputs);
+    j->n_outputs = r->n_emit;
+    for (int i = 0; i < r->n_emit; i++) {
+        output *o = &j->outputs[i];
+        o->emit = &r->emit[i];
+        o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
+        qc_evaluation_init(&o->evaluation);
+        QC_TRY(check_output_path(j, "the artifact", o->emit->path, j->options->force, err));
+        for (int k = 0; k < i; k++)
+            if (strcmp(o->emit->path, r->emit[k].path) == 0)
+                return qc_fail(err, QC_E_USAGE, "%s: named by two emit entries", o->emit->path);
+        qc_policy policy;
+        qc_recipe_policy(o->quantize, &policy);
+        QC_TRY(qc_convert_plan_make(&j->model, &policy, &j->events, &o->plan, err));
+    }
+    QC_TRY(check_report_paths(j, err));
+    for (int i = 0; i < r->verify.n_gates; i++)
+        QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
+    plan_resources(j);
+    return check_resources(j, err);
+}
+
+/* ---- run ---- */
+
+static int hash_source(job *j, qc_err *err)
+{
+    double start = now_seconds();
+    j->source_sha256 = qc_calloc((size_t)j->src->n_files + 1, sizeof *j->source_sha256);
+    if (!j->source_sha256)
+        return qc_fail_nomem(err, "hashes", (unsigned long long)j->src->n_files * 65);
+    for (int64_t i = 0; i < j->src->n_files; i++)
+        QC_TRY(qc_sha256_file(j->src->files[i], j->source_sha256[i], err));
+    j->times.hash = now_seconds() - start;
+    return QC_OK;
+}
+
+static int add_side_files(const job *j, output *o, qc_err *err)
+{
+    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *text = NULL;
+        size_t n_bytes = 0;
+        QC_TRY(j->src->side_file(j->src, names[i], &text, &n_bytes, err));
+        int rc = text ? qc_qpk_add_file(o->writer, names[i], text, n_bytes, err) : QC_OK;
+        qc_free(text);
+        QC_TRY(rc);
+    }
+    char *manifest = qc_job_embedded_manifest(j, o);
+    if (!manifest)
+        return qc_fail_nomem(err, "manifest", 4096);
+    int rc = qc_qpk_add_file(o->writer, "manifest.json", manifest, strlen(manifest), err);
+    qc_free(manifest);
+    return rc;
+}
+
+static int convert(job *j, output *o, qc_err *err)
+{
+    double start = now_seconds();
+    qc_progress_begin("quantize", 1);
+    qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite, .progress = show_progress};
+    int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
+    if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
+        (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
+        rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, &j->events, err);
+    qc_progress_end();
+    j->times.convert += now_seconds() - start;
+    return rc;
+}
+
+/* Open what was written and score it beside the source. */
+static int verify(job *j, output *o, const char *path, qc_err *err)
+{
+    qc_source *src = NULL;
+    qc_model model;
+    QC_TRY(qc_qpk_open(path, &src, err));
+    int rc = qc_qpk_check(src, err);
+    if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
+        qc_progress_begin("verify", 1);
+        uint64_t cap = j->recipe->run.memory_bytes;
+        qc_eval_options options = {.memory_bytes = cap ? cap - BASE_BYTES : 0,
+                                   .scratch_folder = j->recipe->run.scratch,
+                                   .progress = show_progress};
+        rc = qc_evaluate(j->be, &j->model, &model, &j->windows, &options, &o->evaluation, err);
+        if (rc == QC_OK && !(o->evaluation.text = qc_strdup(j->text)))
+            rc = qc_fail_nomem(err, "text path", 1);
+        qc_progress_end();
+        qc_model_close(&model);
+    }
+    qc_source_close(src);
+    return rc;
+}
+
+static int publish(job *j, output *o, bool passed, qc_err *err)
+{
+    o->rejected = !passed && !j->options->keep_failed;
+    o->final_path = o->rejected ? qc_asprintf("%s.rejected", o->emit->path) : qc_strdup(o->emit->path);
+    if (!o->final_path)
+        return qc_fail_nomem(err, "path", strlen(o->emit->path));
+    qc_qpk_writer *writer = o->writer;
+    o->writer = NULL; /* freed by publish, also on failure */
+    return qc_qpk_publish(writer, o->final_path, err);
+}
+
+static int measure_size(output *o, const char *path, qc_err *err)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return qc_fail(err, QC_E_RESOURCE, "%s: %s", path, strerror(errno));
+    o->n_bytes = (uint64_t)st.st_size;
+    return QC_OK;
+}
+
+static int judge(job *j, output *o, qc_err *err)
+{
+    const qc_recipe_verify *v = &j->recipe->verify;
+    qc_measured measured = {
+        .evaluation = v->enabled ? &o->evaluation : NULL,
+        .fallbacks = (double)qc_event_count(&j->events, NULL),
+        .size_bytes = (double)o->n_bytes,
+        .seconds = now_seconds() - j->start,
+        .peak_rss_bytes = (double)qc_peak_rss_bytes(),
+    };
+    if (!(o->gates = qc_calloc((size_t)v->n_gates + 1, sizeof *o->gates)))
+        return qc_fail_nomem(err, "gates", (unsigned long long)v->n_gates * sizeof *o->gates);
+    o->n_gates = v->n_gates;
+    for (int i = 0; i < v->n_gates; i++)
+        o->gates[i] = qc_gate_judge(v->gates[i].name, v->gates[i].limit, &measured);
+    return QC_OK;
+}
+
+static int run_output(job *j, output *o, bool *ret_passed, qc_err *err)
+{
+    const char *path;
+    QC_TRY(convert(j, o, err));
+    QC_TRY(qc_qpk_finish(o->writer, &path, err));
+    double start = now_seconds();
+    int rc = verify(j, o, path, err);
+    j->times.verify += now_seconds() - start;
+    if (rc < 0)
+        return qc_err_prefix(err, "verification of %s", o->emit->path);
+    start = now_seconds();
+    QC_TRY(qc_sha256_file(path, o->sha256, err));
+    j->times.hash += now_seconds() - start;
+    QC_TRY(measure_size(o, path, err));
+    QC_TRY(judge(j, o, err));
+    *ret_passed = true;
+    for (int i = 0; i < o->n_gates; i++)
+        *ret_passed = *ret_passed && o->gates[i].pass;
+    return publish(j, o, *ret_passed, err);
+}
+
+/* More fallbacks of a kind than the recipe allows? */
+static bool over_allowance(const job *j)
+{
+    for (int64_t i = 0; i < j->events.n_events; i++) {
+        const qc_event *e = &j->events.events[i];
+        double allowed = 0;
+        for (int k = 0; k < j->recipe->n_allow; k++)
+            if (strcmp(j->recipe->allow[k].name, e->kind) == 0)
+                allowed = j->recipe->allow[k].limit;
+        if (e->level == QC_EVENT_FALLBACK && (double)qc_event_count(&j->events, e->kind) > allowed)
+            return true;
+    }
+    return false;
+}
+
+static int add_notes(job *j, qc_err *err)
+{
+    for (const char *p = j->model.config.notes; p && *p;) {
+        size_t n = strcspn(p, "\n");
+        QC_TRY(qc_event_add(&j->events, QC_EVENT_NOTE, "config", "config.json", 1, err, "%.*s", (int)n, p));
+        p += n + (p[n] == '\n');
+    }
+    return QC_OK;
+}
+
+static int run_job(job *j, qc_err *err)
+{
+    j->start = now_seconds();
+    QC_TRY(open_inputs(j, err));
+    QC_TRY(add_notes(j, err));
+    QC_TRY(make_plan(j, err));
+    j->times.open = now_seconds() - j->start;
+    if (j->options->dry_run)
+        return qc_job_print_plan(j, err);
+    QC_TRY(hash_source(j, err));
+    bool all_passed = true;
+    for (int i = 0; i < j->n_outputs; i++) {
+        bool passed = false;
+        QC_TRY(run_output(j, &j->outputs[i], &passed, err));
+        all_passed = all_passed && passed;
+    }
+    j->times.total = now_seconds() - j->start;
+    QC_TRY(qc_job_write_reports(j, err));
+    return !all_passed ? 1 : over_allowance(j) ? 6 : 0;
+}
+
+int qc_job_run(const qc_recipe *recipe, const qc_job_options *options, qc_err *err)
+{
+    job j = {.recipe = recipe, .options = options};
+    int rc = run_job(&j, err);
+    close_job(&j);
+    return rc;
+}

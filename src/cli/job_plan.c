@@ -1,0 +1,93 @@
+#include "job_report.h"
+
+#include "family.h"
+#include "qc_alloc.h"
+#include "qc_json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static double mb(uint64_t n_bytes)
+{
+    return (double)n_bytes / 1e6;
+}
+
+typedef struct tally {
+    int64_t n_quantized, n_copied, n_kept16, n_left_out;
+} tally;
+
+static tally count_actions(const qc_convert_plan *plan)
+{
+    tally t = {0};
+    for (int64_t i = 0; i < plan->n_items; i++) {
+        qc_tensor_action a = plan->items[i].action;
+        t.n_quantized += a == QC_ACTION_QUANTIZED;
+        t.n_copied += a == QC_ACTION_COPIED;
+        t.n_kept16 += a == QC_ACTION_KEPT16;
+        t.n_left_out += a == QC_ACTION_TIED || a == QC_ACTION_DROPPED;
+    }
+    return t;
+}
+
+cJSON *qc_job_plan_json(const job *j)
+{
+    cJSON *plan = cJSON_CreateObject();
+    cJSON_AddNumberToObject(plan, "peak_rss_bytes", (double)j->peak_plan_bytes);
+    cJSON_AddNumberToObject(plan, "disk_bytes", (double)j->disk_plan_bytes);
+    cJSON *steps = cJSON_AddArrayToObject(plan, "steps");
+    for (int i = 0; i < j->n_outputs; i++) {
+        const output *o = &j->outputs[i];
+        tally t = count_actions(&o->plan);
+        cJSON *s = cJSON_CreateObject();
+        cJSON_AddItemToArray(steps, s);
+        cJSON_AddStringToObject(s, "format", "qpk");
+        cJSON_AddStringToObject(s, "path", o->emit->path);
+        cJSON_AddNumberToObject(s, "bytes_in", (double)o->plan.bytes_in);
+        cJSON_AddNumberToObject(s, "bytes_out", (double)o->plan.bytes_out);
+        cJSON_AddNumberToObject(s, "weights", o->plan.n_weights);
+        cJSON_AddNumberToObject(s, "quantized", (double)t.n_quantized);
+        cJSON_AddNumberToObject(s, "copied", (double)t.n_copied);
+        cJSON_AddNumberToObject(s, "kept16", (double)t.n_kept16);
+        cJSON_AddNumberToObject(s, "left_out", (double)t.n_left_out);
+    }
+    cJSON_AddNumberToObject(plan, "verify_windows", (double)j->windows.n_windows);
+    cJSON_AddNumberToObject(plan, "verify_length", (double)j->windows.length);
+    return plan;
+}
+
+static int print_json(const job *j, qc_err *err)
+{
+    cJSON *plan = qc_job_plan_json(j);
+    char *text = plan ? qc_json_print(plan) : NULL;
+    cJSON_Delete(plan);
+    if (!text)
+        return qc_fail_nomem(err, "plan", 4096);
+    fputs(text, stdout);
+    qc_free(text);
+    return QC_OK;
+}
+
+int qc_job_print_plan(const job *j, qc_err *err)
+{
+    if (j->options->json)
+        return print_json(j, err);
+    const qc_model_config *c = &j->model.config;
+    printf("model    %s (%s, %lld layers, %lld tensors, %.1f MB)\n", j->recipe->model, c->family->model_type,
+           (long long)c->n_layers, (long long)j->src->n_tensors, mb(j->outputs[0].plan.bytes_in));
+    for (int i = 0; i < j->n_outputs; i++) {
+        const output *o = &j->outputs[i];
+        tally t = count_actions(&o->plan);
+        printf("step %d   quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out %lld\n", i + 1,
+               (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied, (long long)t.n_kept16,
+               (long long)t.n_left_out);
+        printf("         write %s (qpk, %.1f MB)\n", o->emit->path, mb(o->plan.bytes_out));
+        if (j->text)
+            printf("         read it back and score %lld windows of %lld tokens of %s beside the model\n",
+                   (long long)j->windows.n_windows, (long long)j->windows.length, j->text);
+        else
+            printf("         read it back and compare its sums\n");
+    }
+    printf("memory   about %.0f MB at the peak\n", mb(j->peak_plan_bytes));
+    printf("disk     %.1f MB\n", mb(j->disk_plan_bytes));
+    return QC_OK;
+}

@@ -1,0 +1,145 @@
+#include "job_report.h"
+
+#include "family.h"
+#include "main.h"
+#include "qc_alloc.h"
+#include "qc_cpu.h"
+#include "qc_file.h"
+#include "report.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Everything that report.h wants, with the arrays that only exist for it. */
+typedef struct inputs {
+    qc_report_input in;
+    qc_report_file *sources;
+    qc_report_output *outputs;
+    cJSON *recipe, *plan;
+    qc_report_timing timings[5];
+} inputs;
+
+static void free_inputs(inputs *x)
+{
+    qc_free(x->sources);
+    qc_free(x->outputs);
+    cJSON_Delete(x->recipe);
+    cJSON_Delete(x->plan);
+}
+
+static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
+{
+    *x = (inputs){
+        .sources = qc_calloc((size_t)j->src->n_files + 1, sizeof *x->sources),
+        .outputs = qc_calloc((size_t)j->n_outputs + 1, sizeof *x->outputs),
+        .recipe = artifact_recipe ? qc_recipe_artifact_json(j->recipe) : qc_recipe_to_json(j->recipe),
+        .plan = qc_job_plan_json(j),
+        .timings = {{"open", j->times.open}, {"hash", j->times.hash}, {"convert", j->times.convert},
+                    {"verify", j->times.verify}, {"total", j->times.total}},
+    };
+    if (!x->sources || !x->outputs || !x->recipe || !x->plan)
+        return false;
+    for (int64_t i = 0; i < j->src->n_files; i++)
+        x->sources[i] = (qc_report_file){j->src->files[i], j->source_sha256[i]};
+    for (int i = 0; i < j->n_outputs; i++) {
+        const output *o = &j->outputs[i];
+        qc_report_output *r = &x->outputs[i];
+        *r = (qc_report_output){
+            .artifact = {.format = "qpk", .path = o->final_path, .n_bytes = o->n_bytes, .rejected = o->rejected},
+            .accounts = &o->accounts,
+            .evaluation = j->recipe->verify.enabled ? &o->evaluation : NULL,
+            .gates = o->gates,
+            .n_gates = o->n_gates,
+        };
+        memcpy(r->artifact.sha256, o->sha256, sizeof o->sha256);
+    }
+    x->in = (qc_report_input){
+        .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(), "f32"},
+        .model_path = j->recipe->model,
+        .model_family = j->model.config.family->model_type,
+        .n_layers = j->model.config.n_layers,
+        .sources = x->sources,
+        .n_sources = j->src->n_files,
+        .recipe = x->recipe,
+        .plan = x->plan,
+        .outputs = x->outputs,
+        .n_outputs = j->n_outputs,
+        .events = &j->events,
+        .timings = x->timings,
+        .n_timings = (int)(sizeof x->timings / sizeof x->timings[0]),
+        .peak_rss_bytes = qc_peak_rss_bytes(),
+    };
+    return true;
+}
+
+/* Text of a document that is then deleted; NULL when out of memory. */
+static char *print_and_delete(cJSON *doc)
+{
+    char *text = doc ? qc_json_print(doc) : NULL;
+    cJSON_Delete(doc);
+    return text;
+}
+
+char *qc_job_embedded_manifest(const job *j, const output *o)
+{
+    inputs x;
+    char *text = NULL;
+    if (make_inputs(j, true, &x)) {
+        x.in.outputs = NULL;
+        x.in.n_outputs = 0;
+        cJSON *quantize = qc_recipe_quantize_json(o->quantize);
+        x.in.recipe = quantize;
+        text = quantize ? print_and_delete(qc_manifest_document(&x.in, true)) : NULL;
+        cJSON_Delete(quantize);
+    }
+    free_inputs(&x);
+    return text;
+}
+
+static int write_document(const job *j, const char *path, char *text, qc_err *err)
+{
+    int rc = text ? QC_OK : qc_fail_nomem(err, path, 65536);
+    if (rc == QC_OK)
+        rc = qc_file_write(path, j->options->force, text, strlen(text), err);
+    qc_free(text);
+    return rc;
+}
+
+static int print_summary(const job *j, const inputs *x, qc_err *err)
+{
+    if (j->options->json) {
+        char *text = print_and_delete(qc_report_document(&x->in));
+        if (!text)
+            return qc_fail_nomem(err, "report", 65536);
+        fputs(text, stdout);
+        qc_free(text);
+        return QC_OK;
+    }
+    qc_buf text = {0};
+    int rc = j->options->quiet ? QC_OK : qc_report_text(&x->in, &text, err);
+    if (rc == QC_OK && text.data)
+        fputs(text.data, stdout);
+    if (rc == QC_OK && !j->options->quiet && j->recipe->report.json)
+        printf("report      %s\n", j->recipe->report.json);
+    qc_buf_clear(&text);
+    return rc;
+}
+
+int qc_job_write_reports(const job *j, qc_err *err)
+{
+    const qc_recipe_report *r = &j->recipe->report;
+    inputs x;
+    int rc = make_inputs(j, false, &x) ? QC_OK : qc_fail_nomem(err, "report", 65536);
+    if (rc == QC_OK && r->json)
+        rc = write_document(j, r->json, print_and_delete(qc_report_document(&x.in)), err);
+    if (rc == QC_OK)
+        rc = print_summary(j, &x, err);
+    free_inputs(&x);
+    if (rc == QC_OK && r->manifest) {
+        rc = make_inputs(j, true, &x) ? QC_OK : qc_fail_nomem(err, "manifest", 65536);
+        if (rc == QC_OK)
+            rc = write_document(j, r->manifest, print_and_delete(qc_manifest_document(&x.in, false)), err);
+        free_inputs(&x);
+    }
+    return rc;
+}

@@ -1,0 +1,53 @@
+/* State of a running job, shared by job.c (does the work) and job_report.c (tells about it). */
+#ifndef QC_CLI_JOB_STATE_H
+#define QC_CLI_JOB_STATE_H
+
+#include "backend.h"
+#include "convert.h"
+#include "eval.h"
+#include "job.h"
+#include "model.h"
+#include "qc_result.h"
+#include "qpk.h"
+
+typedef struct output {
+    const qc_recipe_emit *emit;
+    const qc_recipe_quantize *quantize; /* the recipe's or the entry's own */
+    qc_convert_plan plan;
+    qc_account_list accounts;
+    qc_qpk_writer *writer; /* NULL once published */
+    char *final_path;      /* as the artifact is called now; NULL before publishing */
+    uint64_t n_bytes;
+    char sha256[65];
+    bool rejected;
+    qc_evaluation evaluation;
+    qc_gate *gates;
+    int n_gates;
+} output;
+
+/* Wall seconds of the phases of all outputs. */
+typedef struct job_times {
+    double open, hash, convert, verify, total;
+} job_times;
+
+typedef struct job {
+    const qc_recipe *recipe;
+    const qc_job_options *options;
+    qc_pool *pool;
+    qc_backend *be;
+    qc_source *src;
+    qc_model model;
+    bool model_open;
+    char *text; /* what is scored; NULL without verification */
+    qc_windows windows;
+    output *outputs;
+    int n_outputs;
+    qc_event_list events;
+    char (*source_sha256)[65]; /* [src->n_files]; NULL before hashing */
+    uint64_t peak_plan_bytes;  /* memory that the plan expects */
+    uint64_t disk_plan_bytes;
+    double start; /* monotonic seconds */
+    job_times times;
+} job;
+
+#endif
