@@ -60,12 +60,16 @@ typedef struct qc_kern {
 /* Fill *kern for a processor with the features `cpu_flags` (qc_cpu_flags()). */
 void qc_kern_init(qc_kern *kern, uint32_t cpu_flags);
 
-/* Each overwrites the slots it has. */
+/* Each overwrites the slots it has; those of other architectures are not built. */
 void qc_kern_init_ref(qc_kern *kern);
 void qc_kern_init_quant_ref(qc_kern *kern);
-#if defined(__x86_64__)
+void qc_kern_init_avx2(qc_kern *kern);
 void qc_kern_init_quant_avx2(qc_kern *kern);
+void qc_kern_init_avx512(qc_kern *kern);
 void qc_kern_init_quant_avx512(qc_kern *kern);
-#endif
+void qc_kern_init_neon(qc_kern *kern);
+
+/* The reference of score_block, to which the others hand blocks with NaN or infinities. */
+void qc_kern_score_block_ref(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0);
 
 #endif

@@ -7,10 +7,17 @@ void qc_kern_init(qc_kern *kern, uint32_t cpu_flags)
     qc_kern_init_ref(kern);
     qc_kern_init_quant_ref(kern);
 #if defined(__x86_64__)
-    if (cpu_flags & QC_CPU_AVX2)
+    if (cpu_flags & QC_CPU_AVX2) {
+        qc_kern_init_avx2(kern);
         qc_kern_init_quant_avx2(kern);
-    if (cpu_flags & QC_CPU_AVX512)
+    }
+    if (cpu_flags & QC_CPU_AVX512) {
+        qc_kern_init_avx512(kern);
         qc_kern_init_quant_avx512(kern);
+    }
+#elif defined(__aarch64__)
+    if (cpu_flags & QC_CPU_NEON)
+        qc_kern_init_neon(kern);
 #else
     (void)cpu_flags;
 #endif

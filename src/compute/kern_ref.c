@@ -100,7 +100,7 @@ static void block_max(const float *x, int64_t n, int32_t id0, float *max, int32_
     }
 }
 
-static void score_block_ref(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0)
+void qc_kern_score_block_ref(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0)
 {
     float old_a = s->max_a, old_b = s->max_b;
     block_max(a, n, id0, &s->max_a, &s->top_a, &s->n_nonfinite);
@@ -138,6 +138,6 @@ void qc_kern_init_ref(qc_kern *kern)
         .scale = scale_ref,
         .softcap = softcap_ref,
         .softmax = softmax_ref,
-        .score_block = score_block_ref,
+        .score_block = qc_kern_score_block_ref,
     };
 }

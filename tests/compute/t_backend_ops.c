@@ -394,7 +394,8 @@ static void one_pair(int64_t n, int skew, qc_activation act, int in_place, doubl
     for (int64_t i = 0; i < n; i++) {
         double g = (double)a.data[i], y = gate_value(g, act) * (double)b.data[i];
         e.value[i] = fabs(y) > (double)FLT_MAX ? copysign(INFINITY, y) : y;
-        e.scale[i] = fabs(y) * gate_tol(g, act) + TOL_TINY * (1 + fabs((double)b.data[i]));
+        /* where exp(-g) overflows the gate is 0 instead of |g| exp(g) < 104 FLT_MIN */
+        e.scale[i] = fabs(y) * gate_tol(g, act) + TOL_TINY * (1 + 104 * fabs((double)b.data[i]));
     }
     check_op(&c, &e);
     guarded_free(&c.out);

@@ -1,0 +1,241 @@
+/* Speed of the operations at the shapes of real models: one table, every instruction set, OpenBLAS beside ours.
+ * Usage: bench_ops [threads] [pattern]; each cell is the best of a few interleaved rounds. */
+#include "backend.h"
+#include "qc_cpu.h"
+#include "qc_rng.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ROUNDS = 5, TOKENS = 2048 };
+
+static const char *const masks[] = {"", "avx512", "avx2"};
+static const char *names[4] = {0};
+static qc_backend *backends[4];
+static int n_backends, n_threads = 2;
+static qc_pool *pool;
+static const char *pattern = "";
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static float *random_floats(int64_t n)
+{
+    qc_rng rng;
+    qc_rng_seed(&rng, 1);
+    float *p = malloc((size_t)n * sizeof *p);
+    if (!p)
+        exit(5);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (float)(qc_rng_uniform(&rng) - 0.5);
+    return p;
+}
+
+/* A measured call; be NULL: the comparison (OpenBLAS). */
+typedef struct bench {
+    const char *op, *shape, *unit;
+    double work; /* in 1e9 of the unit per call */
+    void (*run)(qc_backend *be, void *args);
+    void *args;
+    int with_blas;
+} bench;
+
+static void report(const bench *b)
+{
+    double best[5];
+    int n = n_backends + b->with_blas;
+    if (!strstr(b->op, pattern))
+        return;
+    for (int i = 0; i < n; i++)
+        best[i] = INFINITY;
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < n; i++) {
+            double t0 = now();
+            b->run(i < n_backends ? backends[i] : NULL, b->args);
+            best[i] = fmin(best[i], now() - t0);
+        }
+    for (int i = 0; i < n; i++)
+        printf("%-10s %-22s %-9s %9.3f ms %8.1f %s\n", b->op, b->shape, i < n_backends ? names[i] : "openblas",
+               best[i] * 1e3, b->work / best[i], b->unit);
+    fflush(stdout);
+}
+
+/* ---- linear ---- */
+
+typedef struct linear_args {
+    int64_t n, k;
+    const float *x, *w;
+    float *y;
+    qc_weight *prepared[4];
+} linear_args;
+
+static int fetch(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+{
+    (void)err;
+    const linear_args *a = ctx;
+    memcpy(dst, a->w + row0 * a->k, (size_t)(n_rows * a->k) * sizeof *dst);
+    return QC_OK;
+}
+
+static void run_linear(qc_backend *be, void *args)
+{
+    linear_args *a = args;
+    if (!be) {
+        openblas_set_num_threads(n_threads);
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, TOKENS, (blasint)a->n, (blasint)a->k, 1, a->x,
+                    (blasint)a->k, a->w, (blasint)a->k, 0, a->y, (blasint)a->n);
+        openblas_set_num_threads(1);
+        return;
+    }
+    for (int i = 0; i < n_backends; i++)
+        if (backends[i] == be)
+            be->linear(be, a->y, a->n, a->x, a->k, a->prepared[i], NULL, TOKENS, false, NULL);
+}
+
+static void run_load(qc_backend *be, void *args)
+{
+    linear_args *a = args;
+    qc_weight *w = NULL;
+    if (be->weight_load(be, a->n, a->k, fetch, a, &w, NULL) == QC_OK)
+        be->weight_free(be, w);
+}
+
+static void bench_linear(int64_t k, int64_t n)
+{
+    char shape[64];
+    snprintf(shape, sizeof shape, "%dx%lldx%lld", TOKENS, (long long)k, (long long)n);
+    linear_args a = {.n = n, .k = k, .x = random_floats(TOKENS * k), .w = random_floats(n * k),
+                     .y = random_floats(TOKENS * n)};
+    for (int i = 0; i < n_backends; i++)
+        if (backends[i]->weight_load(backends[i], n, k, fetch, &a, &a.prepared[i], NULL) != QC_OK)
+            exit(5);
+    report(&(bench){"linear", shape, "GFLOP/s", 2e-9 * TOKENS * (double)n * (double)k, run_linear, &a, 1});
+    report(&(bench){"load", shape, "GB/s", 4e-9 * (double)n * (double)k, run_load, &a, 0});
+    for (int i = 0; i < n_backends; i++)
+        backends[i]->weight_free(backends[i], a.prepared[i]);
+    free((void *)a.x);
+    free((void *)a.w);
+    free(a.y);
+}
+
+/* ---- the others ---- */
+
+typedef struct op_args {
+    float *a, *b, *c, *out;
+    qc_attention_shape shape;
+    qc_score *scores;
+    int32_t *targets;
+    int64_t n;
+} op_args;
+
+static void run_attention(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    be->attention(be, a->out, a->a, a->b, a->c, &a->shape, NULL);
+}
+
+static void run_silu(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    be->gated_act(be, a->out, a->a, a->b, a->n, QC_ACT_SILU, NULL);
+}
+
+static void run_add(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    be->add(be, a->out, a->a, 1, a->n, NULL);
+}
+
+static void run_norm(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    be->rms_norm(be, a->out, 576, a->a, 576, a->b, 0, TOKENS, 576, 1e-5f, NULL);
+}
+
+static void run_rope(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    be->rope(be, a->a, 576, a->b, a->c, TOKENS, 9, 64, 64, NULL);
+}
+
+static void run_score(qc_backend *be, void *args)
+{
+    op_args *a = args;
+    for (int64_t t = 0; t < TOKENS; t++)
+        a->scores[t] = qc_score_start();
+    be->score(be, a->scores, a->a, a->c, a->n, a->targets, TOKENS, 0, a->n, 0, NULL);
+}
+
+static void bench_others(void)
+{
+    int64_t n = (int64_t)TOKENS * 4096;
+    op_args a = {.a = random_floats(n), .b = random_floats(n), .c = random_floats(n), .out = random_floats(n), .n = n};
+    a.scores = malloc(TOKENS * sizeof *a.scores);
+    a.targets = calloc(TOKENS, sizeof *a.targets);
+    static const qc_attention_shape shapes[] = {{TOKENS, 9, 3, 64, 0, 0.125f, 0}, {TOKENS, 16, 8, 128, 0, 0.088f, 0},
+                                                {TOKENS, 9, 3, 64, 256, 0.125f, 0}};
+    for (int i = 0; i < 3; i++) {
+        char shape[64];
+        a.shape = shapes[i];
+        snprintf(shape, sizeof shape, "T%d H%lld/%lld D%lld w%lld", TOKENS, (long long)a.shape.n_heads,
+                 (long long)a.shape.n_kv_heads, (long long)a.shape.head_dim, (long long)a.shape.window);
+        double pairs = a.shape.window ? (double)TOKENS * (double)a.shape.window : 0.5 * TOKENS * TOKENS;
+        report(&(bench){"attention", shape, "GFLOP/s", 4e-9 * pairs * (double)(a.shape.n_heads * a.shape.head_dim),
+                        run_attention, &a, 0});
+    }
+    a.n = 4096;
+    report(&(bench){"score2", "2048x4096", "GB/s", 8e-9 * TOKENS * 4096, run_score, &a, 0});
+    float *c = a.c;
+    a.c = NULL;
+    report(&(bench){"score1", "2048x4096", "GB/s", 4e-9 * TOKENS * 4096, run_score, &a, 0});
+    a.c = c;
+    a.n = (int64_t)TOKENS * 1536;
+    report(&(bench){"silu", "2048x1536", "GB/s", 12e-9 * (double)a.n, run_silu, &a, 0});
+    a.n = (int64_t)TOKENS * 576;
+    report(&(bench){"add", "2048x576", "GB/s", 12e-9 * (double)a.n, run_add, &a, 0});
+    report(&(bench){"rms_norm", "2048x576", "GB/s", 8e-9 * (double)a.n, run_norm, &a, 0});
+    report(&(bench){"rope", "2048x9x64", "GB/s", 8e-9 * (double)a.n, run_rope, &a, 0});
+    free(a.a);
+    free(a.b);
+    free(a.c);
+    free(a.out);
+    free(a.scores);
+    free(a.targets);
+}
+
+int main(int argc, char **argv)
+{
+    static const int64_t shapes[][2] = {{576, 192}, {576, 576}, {576, 1536}, {1536, 576}, {576, 4096}, {1024, 1024},
+                                        {1024, 3072}, {3072, 1024}, {1024, 4096}};
+    qc_err err;
+    if (argc > 1)
+        n_threads = atoi(argv[1]);
+    if (argc > 2)
+        pattern = argv[2];
+    if (qc_pool_new(n_threads, &pool, &err) != QC_OK)
+        return 5;
+    for (int i = 0; i < 2; i++) {
+        if (qc_cpu_set_mask(masks[i], &err) != QC_OK || qc_backend_cpu_new(pool, &backends[i], &err) != QC_OK)
+            return 5;
+        names[i] = i == 0 ? "best" : "-avx512";
+        n_backends++;
+    }
+    printf("%d threads; best = ", n_threads);
+    if (qc_cpu_set_mask("", &err) == QC_OK)
+        printf("%s\n", qc_cpu_describe());
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        bench_linear(shapes[i][0], shapes[i][1]);
+    bench_others();
+    for (int i = 0; i < n_backends; i++)
+        qc_backend_close(backends[i]);
+    qc_pool_free(pool);
+    return 0;
+}
