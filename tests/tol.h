@@ -28,4 +28,7 @@
 #define TOL_TOKEN_NLL 1e-4
 #define TOL_NLL_SUM 1e-3
 
+/* Effects of ablations are written with four digits in golden.json; relative. */
+#define TOL_STATED_CHANGE 1e-3
+
 #endif

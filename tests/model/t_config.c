@@ -1,0 +1,402 @@
+/* config.json: both spellings, defaults, contradictions, fields that matter, end ids; cases C-1 to C-8, S-10,
+ * T-12. */
+#include "mem_source.h"
+#include "model.h"
+#include "qc_alloc.h"
+#include "qc_file.h"
+#include "qc_log.h"
+#include "qc_test.h"
+#include "rope.h"
+
+#include <math.h>
+
+typedef struct change {
+    const char *model, *patch;
+    int rc;               /* expected code */
+    const char *expected; /* part of the message (failure) or of the notes (success); NULL = no demand */
+} change;
+
+static void check_change(const change *c)
+{
+    mem_source *m = mem_tiny(c->model);
+    qc_model_config config = {0};
+    qc_err err = {0};
+    mem_patch(m, c->patch);
+    int rc = qc_model_config_load(&m->base, &config, &err);
+    ck_assert_msg(rc == c->rc, "%s %s: code %d, expected %d: %s", c->model, c->patch, rc, c->rc, err.msg);
+    const char *text = rc < 0 ? err.msg : config.notes ? config.notes : "";
+    ck_assert_msg(!c->expected || strstr(text, c->expected), "%s %s: \"%s\" lacks \"%s\"", c->model, c->patch,
+                  text, c->expected);
+    ck_assert(rc == QC_OK || config.family == NULL);
+    qc_model_config_clear(&config);
+    mem_close(m);
+}
+
+static void check_changes(const change *list, size_t n)
+{
+    qc_log_set_level(QC_LOG_QUIET);
+    for (size_t i = 0; i < n; i++)
+        check_change(&list[i]);
+}
+
+#define CHECK(...)                                                                                           \
+    do {                                                                                                     \
+        static const change list[] = {__VA_ARGS__};                                                          \
+        check_changes(list, sizeof list / sizeof list[0]);                                                   \
+    } while (0)
+
+static qc_model_config load(const char *model, const char *patch)
+{
+    mem_source *m = mem_tiny(model);
+    qc_model_config config;
+    qc_err err = {0};
+    qc_log_set_level(QC_LOG_QUIET);
+    mem_patch(m, patch);
+    ck_assert_msg(qc_model_config_load(&m->base, &config, &err) == QC_OK, "%s %s: %s", model, patch, err.msg);
+    mem_close(m);
+    return config;
+}
+
+START_TEST(other_families_are_refused_by_name)
+{
+    static const char *const names[] = {"gemma2", "gemma3_text", "phi3", "olmo2", "mixtral", "qwen3_moe"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char quoted[64];
+        mem_source *m = mem_tiny(names[i]);
+        qc_model model;
+        qc_err err = {0};
+        snprintf(quoted, sizeof quoted, "model_type \"%s\"", names[i]);
+        ck_assert_int_eq(qc_model_open(&m->base, &model, &err), QC_E_UNSUPPORTED);
+        ck_assert_msg(strstr(err.msg, quoted) != NULL, "%s", err.msg);
+        mem_close(m);
+    }
+    CHECK({"llama", "{\"model_type\": \"ABSENT\"}", QC_E_INPUT, "model_type"},
+          {"llama", "{\"architectures\": [\"LlamaForSequenceClassification\"]}", QC_E_UNSUPPORTED,
+           "LlamaForSequenceClassification"},
+          {"llama", "{\"architectures\": []}", QC_OK, NULL},
+          {"llama", "{\"architectures\": \"ABSENT\"}", QC_OK, NULL},
+          {"llama", "{\"hidden_act\": \"relu2\"}", QC_E_UNSUPPORTED, "relu2"});
+}
+END_TEST
+
+START_TEST(fields)
+{
+    /* what published configs of these families carry besides the settings */
+    CHECK({"llama",
+           "{\"_name_or_path\": \"x\", \"is_llama_config\": true, \"rope_interleaved\": false, "
+           "\"transformers.js_config\": "
+           "{\"kv_cache_dtype\": {\"q4f16\": \"float16\"}}, \"pad_token_id\": 2, \"dtype\": \"bfloat16\"}",
+           QC_OK, NULL},
+          {"llama",
+           "{\"unsloth_version\": \"2024.9\", \"_attn_implementation_autoset\": true, \"tokenizer_class\": "
+           "\"T\", "
+           "\"temperature\": 0.6, \"max_sequence_length\": 2048, \"id2label\": {\"0\": \"A\"}}",
+           QC_OK, NULL},
+          {"qwen2", "{\"use_mrope\": false}", QC_OK, NULL}, {"llama", "{\"unheard_of\": null}", QC_OK, NULL},
+          {"llama", "{\"pruned_heads\": {}, \"chunk_size_feed_forward\": 0, \"is_encoder_decoder\": false}",
+           QC_OK, NULL},
+          {"llama", "{\"residual_multiplier\": 1.0}", QC_OK, NULL});
+    CHECK({"llama", "{\"unheard_of\": 3}", QC_E_UNSUPPORTED, "MEM/config.json: field \"unheard_of\""},
+          {"llama", "{\"unheard_of\": false}", QC_E_UNSUPPORTED, "unheard_of"},
+          {"llama", "{\"rope_interleaved\": true}", QC_E_UNSUPPORTED, "rope_interleaved"},
+          {"qwen2", "{\"use_mrope\": true}", QC_E_UNSUPPORTED, "use_mrope"},
+          {"llama", "{\"residual_multiplier\": 0.22}", QC_E_UNSUPPORTED, "residual_multiplier"},
+          {"llama", "{\"num_experts\": 8}", QC_E_UNSUPPORTED, "num_experts"},
+          {"llama", "{\"pruned_heads\": {\"0\": [1]}}", QC_E_UNSUPPORTED, "pruned_heads"},
+          {"llama", "{\"attn_logit_softcapping\": 50.0}", QC_E_UNSUPPORTED, "attn_logit_softcapping"},
+          {"llama", "{\"partial_rotary_factor\": 0.5}", QC_E_UNSUPPORTED, "partial_rotary_factor"},
+          {"llama", "{\"auto_map\": {\"AutoModelForCausalLM\": \"m.X\"}}", QC_E_UNSUPPORTED, "auto_map"},
+          {"llama", "{\"quantization_config\": {\"quant_method\": \"gptq\"}}", QC_E_UNSUPPORTED,
+           "quantization_config"});
+    CHECK({"llama", "{\"hidden_size\": \"128\"}", QC_E_INPUT, "hidden_size"},
+          {"llama", "{\"hidden_size\": 128.5}", QC_E_INPUT, "hidden_size"},
+          {"llama", "{\"num_hidden_layers\": 0}", QC_E_INPUT, "num_hidden_layers"},
+          {"llama", "{\"num_hidden_layers\": 1e18}", QC_E_INPUT, "num_hidden_layers"},
+          {"llama", "{\"intermediate_size\": -1}", QC_E_INPUT, "intermediate_size"},
+          {"llama", "{\"rms_norm_eps\": \"1e-5\"}", QC_E_INPUT, "rms_norm_eps"},
+          {"llama", "{\"rms_norm_eps\": -1}", QC_E_INPUT, "rms_norm_eps"},
+          {"llama", "{\"attention_bias\": 1}", QC_E_INPUT, "attention_bias"},
+          {"llama", "{\"num_hidden_layers\": \"ABSENT\"}", QC_OK,
+           "num_hidden_layers is absent, class default 32"});
+}
+END_TEST
+
+START_TEST(broken_documents)
+{
+    static const char *const texts[] = {"",
+                                        "[]",
+                                        "{",
+                                        "{\"model_type\": \"llama\", \"model_type\": \"llama\"}",
+                                        "{} x",
+                                        "{\"model_type\": 3}",
+                                        "{\"text_config\": 1, \"model_type\": \"llama\"}",
+                                        "null"};
+    for (size_t i = 0; i <= sizeof texts / sizeof texts[0]; i++) {
+        mem_source *m = mem_tiny("llama");
+        qc_model_config config;
+        qc_err err = {0};
+        mem_set_file(m, "config.json", i ? texts[i - 1] : NULL);
+        ck_assert_msg(qc_model_config_load(&m->base, &config, &err) == QC_E_INPUT, "%zu", i);
+        ck_assert_ptr_nonnull(strstr(err.msg, "config.json"));
+        mem_close(m);
+    }
+}
+END_TEST
+
+START_TEST(c1_head_dim)
+{
+    CHECK({"llama", "{\"head_dim\": null}", QC_OK, NULL},
+          {"llama", "{\"head_dim\": 0}", QC_E_INPUT, "head_dim"},
+          {"llama", "{\"head_dim\": 7}", QC_E_INPUT, "head_dim"},
+          {"qwen3", "{\"head_dim\": \"ABSENT\"}", QC_OK, "head_dim is absent, class default 128"},
+          {"llama", "{\"hidden_size\": 130}", QC_E_INPUT, "head_dim is not given"});
+    qc_model_config a = load("llama", "{}"), b = load("qwen3", "{\"head_dim\": \"ABSENT\"}"),
+                    c = load("qwen3", "{\"head_dim\": null}");
+    ck_assert_int_eq(a.head_dim, 32);
+    ck_assert_int_eq(b.head_dim, 128);
+    ck_assert_int_eq(c.head_dim, 32); /* 128 / 4 */
+    qc_model_config_clear(&a);
+    qc_model_config_clear(&b);
+    qc_model_config_clear(&c);
+}
+END_TEST
+
+START_TEST(c3_rope_theta)
+{
+    CHECK({"llama", "{\"rope_parameters\": {\"rope_theta\": 5e5}}", QC_E_INPUT,
+           "rope_theta is 10000 at the top level but 500000"},
+          {"llama", "{\"rope_parameters\": {\"rope_theta\": 10000}}", QC_OK, NULL},
+          {"llama", "{\"rope_theta\": \"ABSENT\"}", QC_OK, "rope_theta is absent, class default 10000"},
+          {"llama", "{\"rope_theta\": 0}", QC_E_INPUT, "rope_theta"},
+          {"llama", "{\"rope_theta\": \"1e4\"}", QC_E_INPUT, "rope_theta"},
+          {"llama",
+           "{\"rope_theta\": \"ABSENT\", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e4}, "
+           "\"sliding_attention\": {\"rope_theta\": 1e6}}}",
+           QC_E_UNSUPPORTED, "differ by layer type"},
+          {"llama3-rope", "{\"rope_parameters\": {\"rope_theta\": 10000, \"rope_type\": \"default\"}}",
+           QC_E_INPUT, "disagree"},
+          {"llama", "{\"rope_parameters\": [1]}", QC_E_INPUT, "not an object"});
+}
+END_TEST
+
+START_TEST(rope_kinds)
+{
+    CHECK({"llama", "{\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}}", QC_E_UNSUPPORTED,
+           "rope_type \"dynamic\""},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"longrope\"}}", QC_E_UNSUPPORTED, "longrope"},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"linear\"}}", QC_E_INPUT, "factor"},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": -2}}", QC_E_INPUT, "factor"},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"type\": \"yarn\", \"factor\": 2}}",
+           QC_E_INPUT, "yarn"},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2, \"beta_fast\": 3}}",
+           QC_E_UNSUPPORTED, "beta_fast"},
+          {"llama", "{\"rope_scaling\": {\"rope_type\": \"default\", \"mrope_section\": [1, 2]}}",
+           QC_E_UNSUPPORTED, "mrope_section"},
+          {"llama", "{\"rope_scaling\": {\"partial_rotary_factor\": 0.5}}", QC_E_UNSUPPORTED,
+           "partial_rotary_factor"},
+          {"llama3-rope",
+           "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, "
+           "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 64}}",
+           QC_E_INPUT, "low_freq_factor"},
+          {"qwen3-yarn", "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 0.5}}", QC_E_INPUT,
+           "factor >= 1"},
+          {"qwen3-yarn", "{\"max_position_embeddings\": 40}", QC_OK, "yarn factor 4 is used"});
+}
+END_TEST
+
+START_TEST(c4_attention_factor)
+{
+#define YARN(more)                                                                                           \
+    "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": "     \
+    "32" more "}}"
+    static const struct {
+        const char *patch;
+        double factor;
+    } cases[] = {
+        {YARN(", \"attention_factor\": 1.0"), 1},
+        {YARN(", \"attention_factor\": null"), 0.1 * 1.3862943611198906 + 1},
+        {YARN(""), 0.1 * 1.3862943611198906 + 1},
+        {YARN(", \"mscale\": 2, \"mscale_all_dim\": 1"),
+         (0.2 * 1.3862943611198906 + 1) / (0.1 * 1.3862943611198906 + 1)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qc_model_config c = load("qwen3-yarn", cases[i].patch);
+        ck_assert(fabs(c.rope.attention_factor - cases[i].factor) <= 4 * 2.220446049250313e-16);
+        qc_model_config_clear(&c);
+    }
+}
+END_TEST
+
+/* The bands of llama3 and the ends of the yarn ramp, at hand-computed points. */
+START_TEST(rope_frequencies)
+{
+    double f[16];
+    qc_model_config c = load("llama3-rope", "{}");
+    qc_rope_inv_freq(&c.rope, 32, f);
+    ck_assert(f[0] == 1);                                      /* 64 / 2 pi = 10 turns: kept */
+    ck_assert(fabs(f[15] * 8 - pow(1e4, -30.0 / 32)) < 1e-18); /* far below one turn: divided by 8 */
+    double base = pow(1e4, -8.0 / 32),
+           keep = (64 * base / 6.283185307179586 - 1) / 3; /* 1.02 turns: between */
+    ck_assert(keep > 0 && keep < 1 && fabs(f[4] - ((1 - keep) * base / 8 + keep * base)) < 1e-15);
+    qc_model_config_clear(&c);
+    c = load("qwen3-yarn", "{}");
+    qc_rope_inv_freq(&c.rope, 32, f);
+    ck_assert(f[0] == 1); /* the ramp runs from dimension max(0, floor(-3.2)) = 0 to ceil(2.83) = 3 */
+    ck_assert(fabs(f[1] - pow(1e4, -2.0 / 32) * (2.0 / 3 + 1.0 / 12)) < 1e-15);
+    ck_assert(fabs(f[3] - pow(1e4, -6.0 / 32) / 4) < 1e-15);
+    qc_model_config_clear(&c);
+}
+END_TEST
+
+START_TEST(c5_kv_heads)
+{
+    CHECK({"llama", "{\"num_key_value_heads\": \"ABSENT\"}", QC_OK, "num_key_value_heads is absent"},
+          {"llama", "{\"num_key_value_heads\": null}", QC_OK, "num_key_value_heads is null"},
+          {"llama", "{\"num_key_value_heads\": 3}", QC_E_INPUT,
+           "num_key_value_heads is 3, expected a divisor of num_attention_heads 4"},
+          {"llama", "{\"num_key_value_heads\": 0}", QC_E_INPUT, "num_key_value_heads"});
+    static const struct {
+        const char *model, *patch;
+        int64_t n;
+    } cases[] = {
+        {"llama", "{\"num_key_value_heads\": \"ABSENT\"}", 4},
+        {"llama", "{\"num_key_value_heads\": null}", 4},
+        {"mistral", "{\"num_key_value_heads\": \"ABSENT\"}", 4}, /* the class's 8 does not divide 4 heads */
+        {"mistral", "{\"num_key_value_heads\": \"ABSENT\", \"num_attention_heads\": 32}", 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        qc_model_config c = load(cases[i].model, cases[i].patch);
+        ck_assert_int_eq(c.n_kv_heads, cases[i].n);
+        qc_model_config_clear(&c);
+    }
+}
+END_TEST
+
+static void check_eos(const char *config, const char *generation, const char *tokenizer, const int *eos,
+                      int n_eos, const char *expected)
+{
+    mem_source *m = mem_tiny("llama");
+    qc_model_config c;
+    qc_err err = {0};
+    mem_patch(m, config);
+    mem_set_file(m, "generation_config.json", generation);
+    mem_set_file(m, "tokenizer_config.json", tokenizer);
+    ck_assert_msg(qc_model_config_load(&m->base, &c, &err) == QC_OK, "%s", err.msg);
+    ck_assert_int_eq(c.n_eos, n_eos);
+    for (int i = 0; i < 8; i++)
+        ck_assert_int_eq(c.eos[i], i < n_eos ? eos[i] : -1);
+    ck_assert_msg(!expected || (c.notes && strstr(c.notes, expected)), "notes: %s",
+                  c.notes ? c.notes : "none");
+    ck_assert(expected || !c.notes);
+    qc_model_config_clear(&c);
+    mem_close(m);
+}
+
+START_TEST(c6_end_ids)
+{
+    qc_log_set_level(QC_LOG_QUIET);
+    static const int both[] = {7, 9, 11}, swapped[] = {9, 7};
+    const char *tokenizer = "{\"eos_token\": {\"content\": \"<end>\"}, \"added_tokens_decoder\": {\"11\": "
+                            "{\"content\": \"<end>\"}}}";
+    check_eos("{\"eos_token_id\": 7, \"bos_token_id\": null}", "{\"eos_token_id\": [7, 9]}", NULL, both, 2,
+              "all 2 end ids are kept, 7 first");
+    check_eos("{\"eos_token_id\": 7}", "{\"eos_token_id\": [7, 9]}", tokenizer, both, 3,
+              "eos_token has id 11");
+    check_eos("{\"eos_token_id\": 7}", "{\"eos_token_id\": 9}", NULL, swapped, 2, "9 first");
+    check_eos("{\"eos_token_id\": [7, 9]}", NULL, NULL, both, 2, NULL);
+    check_eos("{\"eos_token_id\": [7, 9]}", "{\"eos_token_id\": null}", "{\"eos_token\": null}", both, 2,
+              NULL);
+    check_eos("{\"eos_token_id\": -1}", "{}", NULL, NULL, 0, NULL);
+    qc_model_config c = load("llama", "{\"bos_token_id\": null}");
+    ck_assert_int_eq(c.bos, -1);
+    qc_model_config_clear(&c);
+    CHECK({"llama", "{\"eos_token_id\": 512}", QC_E_INPUT,
+           "\"eos_token_id\" is 512, expected less than the vocabulary's 512"},
+          {"llama", "{\"eos_token_id\": 4294967295}", QC_E_INPUT, "4294967295"},
+          {"llama", "{\"bos_token_id\": -1}", QC_OK, NULL},
+          {"llama", "{\"eos_token_id\": \"x\"}", QC_E_INPUT, "eos_token_id"},
+          {"llama", "{\"eos_token_id\": [1,2,3,4,5,6,7,8,9]}", QC_E_UNSUPPORTED, "more than 8"});
+}
+END_TEST
+
+START_TEST(c7_vocab_size)
+{
+    CHECK(
+        {"llama", "{\"vocab_size\": -1}", QC_OK, "vocab_size is -1 but the embedding has 512 rows"},
+        {"llama", "{\"vocab_size\": 0}", QC_OK, "512 rows"},
+        {"llama", "{\"vocab_size\": 300}", QC_OK, "vocab_size is 300"},
+        {"llama", "{\"vocab_size\": \"ABSENT\"}", QC_OK, "vocab_size is absent, the embedding has 512 rows"});
+    qc_model_config c = load("llama", "{\"vocab_size\": 300}");
+    ck_assert_int_eq(c.vocab, 512);
+    qc_model_config_clear(&c);
+}
+END_TEST
+
+START_TEST(c8_text_config)
+{
+    CHECK({"llama", "{\"model_type\": \"llava\", \"text_config\": {\"model_type\": \"llama\"}}",
+           QC_E_UNSUPPORTED, "\"llava\""},
+          {"llama", "{\"text_config\": {\"model_type\": \"gemma3_text\"}}", QC_E_UNSUPPORTED, "gemma3_text"},
+          {"llama", "{\"text_config\": {\"model_type\": \"llama\"}, \"vision_config\": {}}", QC_E_UNSUPPORTED,
+           "vision_config"},
+          {"llama", "{\"text_config\": {\"model_type\": \"llama\", \"quantization_config\": {}}}",
+           QC_E_UNSUPPORTED, "quantization_config"},
+          {"llama", "{\"text_config\": {\"model_type\": \"llama\", \"unheard_of\": 1}}", QC_E_UNSUPPORTED,
+           "unheard_of"});
+}
+END_TEST
+
+static void check_slides(const char *model, const char *patch, int window, const char *layers)
+{
+    qc_model_config c = load(model, patch);
+    ck_assert_int_eq(c.sliding_window, window);
+    for (int64_t i = 0; i < c.n_layers; i++)
+        ck_assert_msg(c.layer_slides[i] == (layers[i] == 's'), "%s %s: layer %d", model, patch, (int)i);
+    qc_model_config_clear(&c);
+}
+
+START_TEST(sliding_windows)
+{
+#define LAYERS(a, b, c) "\"layer_types\": [\"" a "_attention\", \"" b "_attention\", \"" c "_attention\"]"
+    check_slides("mistral", "{}", 16, "sss");
+    check_slides("mistral", "{\"sliding_window\": null}", 0, "fff");
+    check_slides("mistral", "{\"sliding_window\": \"ABSENT\"}", 4096, "sss");
+    check_slides("mistral", "{" LAYERS("sliding", "sliding", "sliding") "}", 16, "sss");
+    check_slides("qwen2", "{}", 0, "fff");
+    check_slides("qwen2", "{\"use_sliding_window\": true}", 8, "ffs");
+    check_slides("qwen2", "{\"use_sliding_window\": true, " LAYERS("sliding", "full", "sliding") "}", 8,
+                 "sfs");
+    check_slides("qwen2", "{\"use_sliding_window\": true, \"sliding_window\": null}", 0, "fff");
+    check_slides(
+        "llama-bias",
+        "{\"sliding_window\": null, \"use_sliding_window\": false, " LAYERS("full", "full", "full") "}", 0,
+        "fff");
+    CHECK({"qwen2", "{" LAYERS("full", "full", "sliding") "}", QC_E_INPUT, "layer 2 slides"},
+          {"mistral", "{" LAYERS("full", "sliding", "sliding") "}", QC_E_INPUT, "layer 0 does not slide"},
+          {"mistral", "{\"use_sliding_window\": false}", QC_E_UNSUPPORTED, "use_sliding_window"},
+          {"mistral", "{\"sliding_window\": 0}", QC_E_INPUT, "sliding_window"},
+          {"llama", "{\"sliding_window\": 16}", QC_E_UNSUPPORTED, "sliding window"},
+          {"qwen2", "{\"layer_types\": [\"full_attention\"]}", QC_E_INPUT, "list of 3"},
+          {"qwen2", "{" LAYERS("full", "chunked", "full") "}", QC_E_UNSUPPORTED, "chunked_attention"});
+}
+END_TEST
+
+int main(void)
+{
+    const test_case cases[] = {
+        {"families", other_families_are_refused_by_name},
+        {"fields", fields},
+        {"broken", broken_documents},
+        {"c1_head_dim", c1_head_dim},
+        {"c3_rope_theta", c3_rope_theta},
+        {"rope_kinds", rope_kinds},
+        {"c4_attention_factor", c4_attention_factor},
+        {"rope_frequencies", rope_frequencies},
+        {"c5_kv_heads", c5_kv_heads},
+        {"c6_end_ids", c6_end_ids},
+        {"c7_vocab_size", c7_vocab_size},
+        {"c8_text_config", c8_text_config},
+        {"sliding_windows", sliding_windows},
+        {NULL, NULL},
+    };
+    return run_tests("config", cases);
+}
