@@ -135,6 +135,14 @@ static const char *const section_names[QPK_N_SECTIONS] = {"tensor data", "file d
 static const unsigned record_bytes[QPK_N_SECTIONS] = {0, 0, 1, QPK_META_BYTES, 8, QPK_FILE_BYTES, QPK_TENSOR_BYTES,
                                                       QPK_ALIAS_BYTES};
 
+static bool is_zero(const uint8_t *bytes, size_t n_bytes)
+{
+    uint8_t any = 0;
+    for (size_t i = 0; i < n_bytes; i++)
+        any |= bytes[i];
+    return any == 0;
+}
+
 static int parse_section(parse *p, int s, uint64_t *cursor)
 {
     const uint8_t *entry = p->file->data + QPK_H_SECTIONS + s * QPK_SECTION_BYTES;
@@ -176,6 +184,8 @@ static int parse_header(parse *p)
     if (qpk_u32(h + QPK_H_HEADER_BYTES) != QPK_HEADER_BYTES || qpk_u32(h + QPK_H_N_SECTIONS) != QPK_N_SECTIONS)
         return FAIL(p, QPK_E_INPUT, "header of %u bytes with %u sections, expected %d and %d",
                     qpk_u32(h + QPK_H_HEADER_BYTES), qpk_u32(h + QPK_H_N_SECTIONS), QPK_HEADER_BYTES, QPK_N_SECTIONS);
+    if (qpk_u32(h + QPK_H_RESERVED1) != 0 || !is_zero(h + QPK_H_RESERVED2, QPK_H_CRC - QPK_H_RESERVED2))
+        return FAIL(p, QPK_E_UNSUPPORTED, "reserved field of the header is not zero");
     if (qpk_u64(h + QPK_H_FILE_BYTES) != n_bytes)
         return FAIL(p, QPK_E_INPUT, "file has %llu bytes, its header says %llu (cut short?)",
                     (unsigned long long)n_bytes, (unsigned long long)qpk_u64(h + QPK_H_FILE_BYTES));
@@ -188,9 +198,14 @@ static int parse_header(parse *p)
     if (cursor != n_bytes)
         return FAIL(p, QPK_E_INPUT, "last section ends at byte %llu of %llu", (unsigned long long)cursor,
                     (unsigned long long)n_bytes);
+    return QPK_OK;
+}
+
+static int check_tables(parse *p)
+{
     for (int s = QPK_SEC_STRINGS; s < QPK_N_SECTIONS; s++) {
         qpk_section sec = p->sections[s];
-        crc = (uint32_t)crc32_z(0, h + sec.offset, sec.n_bytes);
+        uint32_t crc = (uint32_t)crc32_z(0, p->file->data + sec.offset, sec.n_bytes);
         if (crc != sec.crc32)
             return FAIL(p, QPK_E_INPUT, "section of %s is damaged (checksum %08x, expected %08x)", section_names[s],
                         crc, sec.crc32);
@@ -219,14 +234,6 @@ static int parse_name(const parse *p, const uint8_t *rec, const char *what, int6
             return FAIL(p, QPK_E_INPUT, "%s %lld has a control character in its name", what, (long long)i);
     *ret = s;
     return QPK_OK;
-}
-
-static bool is_zero(const uint8_t *bytes, size_t n_bytes)
-{
-    uint8_t any = 0;
-    for (size_t i = 0; i < n_bytes; i++)
-        any |= bytes[i];
-    return any == 0;
 }
 
 static int parse_meta(parse *p, int64_t i, const uint8_t *rec, qpk_meta *ret)
@@ -516,6 +523,8 @@ static int open_bytes(const uint8_t *data, size_t n_bytes, bool mapped, const ch
     file->mapped = mapped;
     parse p = {.file = file, .err = err, .err_bytes = err_bytes};
     int rc = parse_header(&p);
+    if (rc == QPK_OK)
+        rc = check_tables(&p);
     if (rc == QPK_OK)
         rc = parse_tables(&p);
     if (rc == QPK_OK)
