@@ -1,0 +1,22 @@
+/* A fuzz harness is a function over bytes, with the name and meaning that libFuzzer gives it: it never fails by its
+ * return value; a broken promise aborts. replay.c drives it over a corpus and seeded mutations of it; with -Dfuzzing=true
+ * (clang) libFuzzer does. */
+#ifndef QC_FUZZ_H
+#define QC_FUZZ_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
+
+#define FUZZ_CHECK(condition)                                                                                \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #condition);                  \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
+
+#endif
