@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define NO_COMMAND "PATH" /* stands for "without a subcommand" in qc_opt.command */
+
 static const qc_opt common[] = {
     {"cpu-mask", 0, "Common", .arg = "NAMES", .deflt = "nothing hidden",
      .help = "hide processor features, comma separated: avx2, avx512, avx512vnni, avx512bf16, amx, neon, dotprod, or "
@@ -254,9 +256,12 @@ static int parse_all(qc_args *args, int argc, char **argv, qc_err *err)
     }
     for (int i = 0; i < args->n_list; i++) {
         const qc_opt *opt = args->list[i].opt;
-        if (opt->command && (!args->command || strcmp(opt->command, args->command) != 0))
-            return qc_args_fail(args->program, err, "option '--%s' belongs to '%s %s'", opt->name, args->program->name,
-                                opt->command);
+        size_t n;
+        if (opt->command && qc_word_find(opt->command, args->command ? args->command : NO_COMMAND) < 0) {
+            const char *command = qc_word_at(opt->command, 0, &n);
+            return qc_args_fail(args->program, err, "option '--%s' belongs to '%s %.*s'", opt->name, args->program->name,
+                                (int)n, command);
+        }
     }
     for (int i = 0; i < args->n_list; i++)
         if (args->list[i].opt->later)

@@ -17,7 +17,7 @@ typedef struct qc_opt {
     const char *name;    /* long name without the dashes; NULL ends a table */
     char letter;         /* short form, 0 = none */
     const char *group;   /* heading in the help, in the first row of a group */
-    const char *command; /* the only subcommand that takes it; NULL = any */
+    const char *command; /* subcommands that take it, a|b, "PATH" = none given; NULL = any */
     const char *key;     /* recipe key that it sets ("" = any, given as KEY=VALUE); NULL = the program's own */
     const char *value;   /* with key: a switch that sets this text */
     const char *arg;     /* name of its argument; NULL = a switch (with key: by the key's type) */

@@ -81,11 +81,12 @@ const qc_program qc_program_qconvert = {
 /* ---- qinspect ---- */
 
 static const qc_opt qinspect_opts[] = {
-    {"json", .group = "Output", .help = "print JSON with a version number"},
-    {"check", .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
+    {"json", .group = "Output", .command = "PATH|hash", .help = "print JSON with a version number"},
+    {"check", .command = "PATH", .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
     {"special", .group = "Tokenizer", .command = "tokenize", .help = "add the special tokens that the tokenizer adds"},
-    {"jsonl", .help = "each line of stdin is a JSON string (tokenize) or an array of ids (detokenize), each line of "
-                      "stdout the answer to one"},
+    {"jsonl", .command = "tokenize|detokenize",
+     .help = "each line of stdin is a JSON string (tokenize) or an array of ids (detokenize), each line of stdout "
+             "the answer: an array, or a string"},
     {0}
 };
 
@@ -93,9 +94,9 @@ static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]", "toke
                                                 "detokenize PATH [--jsonl]", "hash PATH", NULL};
 
 static const qc_opt_note qinspect_commands[] = {
-    {"tokenize", "text on stdin to token ids on stdout; PATH is a tokenizer.json (its own rules only), a model folder "
+    {"tokenize", "text on stdin to an array of token ids on stdout; PATH is a tokenizer.json (its own rules only), a model folder "
                  "(tokenizer_config.json counts too) or a packed file"},
-    {"detokenize", "token ids on stdin to text on stdout"},
+    {"detokenize", "array of token ids on stdin to text on stdout"},
     {"hash", "SHA-256 of a file, or of every file of a folder"},
     {0}
 };
@@ -113,8 +114,10 @@ const qc_program qc_program_qinspect = {
     .synopsis = qinspect_synopsis,
     .description =
         "Without a command: list the tensors of a checkpoint folder or packed file, with type, shape and bytes.\n\n"
-        "Text must be UTF-8: invalid bytes are an error that names the byte, or with --jsonl the line; ids are printed "
-        "as far as the line before. In a JSON string a surrogate without its partner is invalid too.",
+        "Text must be UTF-8: invalid bytes are an error that names the first of them (exit code 3). With --jsonl such a "
+        "line, and one that is no JSON string or holds a surrogate without its partner, is answered by null, the other "
+        "lines are answered as ever, and the first bad line is named at the end (exit code 3). Special tokens that are "
+        "spelled in the text become those tokens.",
     .commands = qinspect_commands,
     .opts = qinspect_opts,
     .examples = qinspect_examples,

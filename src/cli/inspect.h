@@ -1,0 +1,22 @@
+/* The jobs of qinspect. */
+#ifndef QC_CLI_INSPECT_H
+#define QC_CLI_INSPECT_H
+
+#include "qc_err.h"
+
+#include <stdbool.h>
+
+/* Table of tensors, or JSON. */
+int qc_inspect_list(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
+
+/* Compare a packed file with its sums; look for NaN and infinity in all values. */
+int qc_inspect_check(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
+
+/* SHA-256 of a file or of the files of a folder. */
+int qc_inspect_hash(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
+
+/* stdin to stdout through the tokenizer of a tokenizer.json, a folder, or a packed file. */
+int qc_inspect_tokenize(const char *path, bool special, bool jsonl, qc_err *err) QC_WARN_UNUSED;
+int qc_inspect_detokenize(const char *path, bool jsonl, qc_err *err) QC_WARN_UNUSED;
+
+#endif
