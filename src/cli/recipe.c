@@ -464,6 +464,8 @@ static int load_file(const char *path, const qc_args *args, qc_recipe *ret, qc_e
 /* Without a file: an empty recipe with the operand as its model. */
 static int load_flags(const char *model, const qc_args *args, qc_recipe *ret, qc_err *err)
 {
+    if (model && !*model)
+        return qc_fail(err, QC_E_USAGE, "the path of the model is empty");
     qc_node *root = qc_node_new(QC_NODE_MAP, (qc_origin){"set", 0, 0});
     qc_node *name = model ? qc_node_scalar(model, strlen(model), (qc_origin){"model", 0, 0}) : NULL;
     int rc = root && (name || !model) ? QC_OK : qc_fail_nomem(err, "recipe", sizeof *root);
