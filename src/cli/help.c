@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WIDTH 80
+#define WIDTH       80
 #define HELP_COLUMN 28
 
 static const qc_opt_note exit_codes[] = {
@@ -17,10 +17,10 @@ static const qc_opt_note exit_codes[] = {
     {"5", "out of memory or disk, over a cap, or an output could not be written"},
     {"6", "done, gates passed, but more fallbacks than the recipe allows"},
     {"128+n", "ended by signal n"},
-    {0}
-};
+    {0}};
 
-/* Words of `text` filled to the right margin, lines after the first indented; *column is where the cursor stands. */
+/* Words of `text` filled to the right margin, lines after the first indented; *column is where the cursor
+ * stands. */
 static int fill(qc_buf *out, const char *text, int indent, int *column, qc_err *err)
 {
     while (*text) {
@@ -59,7 +59,8 @@ static int describe(const qc_opt *opt, qc_buf *ret, qc_err *err)
     const qc_key *key = opt->key && *opt->key ? qc_schema_find(opt->key) : NULL;
     const char *unit = qc_opt_unit(opt);
     QC_TRY(qc_buf_printf(ret, err, "%s", qc_opt_text(opt)));
-    if (key && !opt->value && (key->type == QC_KEY_ENUM || key->type == QC_KEY_INT || key->type == QC_KEY_FLOAT)) {
+    if (key && !opt->value &&
+        (key->type == QC_KEY_ENUM || key->type == QC_KEY_INT || key->type == QC_KEY_FLOAT)) {
         QC_TRY(qc_buf_printf(ret, err, "; "));
         QC_TRY(qc_key_describe(key, ret, err));
     }
@@ -68,8 +69,8 @@ static int describe(const qc_opt *opt, qc_buf *ret, qc_err *err)
     else if (key && key->now)
         QC_TRY(describe_supported(key, ret, err));
     if (qc_opt_arg(opt))
-        QC_TRY(qc_buf_printf(ret, err, " [%s%s%sdefault: %s]", unit ? "unit: " : "", unit ? unit : "", unit ? ", " : "",
-                             qc_opt_default(opt)));
+        QC_TRY(qc_buf_printf(ret, err, " [%s%s%sdefault: %s]", unit ? "unit: " : "", unit ? unit : "",
+                             unit ? ", " : "", qc_opt_default(opt)));
     return QC_OK;
 }
 
@@ -114,7 +115,8 @@ int qc_opt_help(const qc_program *program, qc_buf *ret, qc_err *err)
 {
     int column = 0;
     for (int i = 0; program->synopsis[i]; i++)
-        QC_TRY(qc_buf_printf(ret, err, "%s %s %s\n", i ? "      " : "Usage:", program->name, program->synopsis[i]));
+        QC_TRY(qc_buf_printf(ret, err, "%s %s %s\n", i ? "      " : "Usage:", program->name,
+                             program->synopsis[i]));
     QC_TRY(qc_buf_printf(ret, err, "\n"));
     QC_TRY(fill(ret, program->description, 0, &column, err));
     QC_TRY(qc_buf_printf(ret, err, "\n"));
@@ -138,8 +140,8 @@ int qc_opt_help(const qc_program *program, qc_buf *ret, qc_err *err)
 
 /* ---- roff ---- */
 
-/* Text with what roff would interpret escaped: backslashes, hyphens that must stay hyphens, dots and quotes at the
- * start of a line. */
+/* Text with what roff would interpret escaped: backslashes, hyphens that must stay hyphens, dots and quotes
+ * at the start of a line. */
 static int roff(qc_buf *out, const char *text, qc_err *err)
 {
     if (*text == '.' || *text == '\'')
@@ -193,8 +195,8 @@ static int man_options(const qc_program *program, qc_buf *out, qc_err *err)
 
 int qc_opt_man(const qc_program *program, const char *version, qc_buf *ret, qc_err *err)
 {
-    QC_TRY(qc_buf_printf(ret, err, ".TH %s 1 \"\" \"qconvert %s\" \"User Commands\"\n.SH NAME\n%s \\- ", program->name,
-                         version, program->name));
+    QC_TRY(qc_buf_printf(ret, err, ".TH %s 1 \"\" \"qconvert %s\" \"User Commands\"\n.SH NAME\n%s \\- ",
+                         program->name, version, program->name));
     QC_TRY(roff(ret, program->summary, err));
     QC_TRY(qc_buf_printf(ret, err, "\n.SH SYNOPSIS\n"));
     for (int i = 0; program->synopsis[i]; i++) {

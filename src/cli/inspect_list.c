@@ -7,6 +7,7 @@
 #include "qpk.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -25,10 +26,11 @@ static void type_text(const qc_tensor_info *info, char *ret, size_t ret_bytes)
     if (info->dtype != QC_DT_GRID)
         snprintf(ret, ret_bytes, "%s", qc_dtype_name(info->dtype));
     else if (g->group_elems >= qc_tensor_cols(info))
-        snprintf(ret, ret_bytes, "INT%d channel %s %s", g->bits, g->symmetric ? "sym" : "asym", qc_dtype_name(g->scale_dtype));
-    else
-        snprintf(ret, ret_bytes, "INT%d g%" PRId64 " %s %s", g->bits, g->group_elems, g->symmetric ? "sym" : "asym",
+        snprintf(ret, ret_bytes, "INT%d channel %s %s", g->bits, g->symmetric ? "sym" : "asym",
                  qc_dtype_name(g->scale_dtype));
+    else
+        snprintf(ret, ret_bytes, "INT%d g%" PRId64 " %s %s", g->bits, g->group_elems,
+                 g->symmetric ? "sym" : "asym", qc_dtype_name(g->scale_dtype));
 }
 
 static void shape_text(const qc_tensor_info *info, char *ret, size_t ret_bytes)
@@ -69,7 +71,8 @@ static void print_table(const qc_source *src)
         n_elems += qc_tensor_n_elems(info);
         n_bytes += info->n_bytes;
     }
-    printf("%-*s  %-*s  %-*s  %*s\n", widths[0], "name", widths[1], "type", widths[2], "shape", widths[3], "bytes");
+    printf("%-*s  %-*s  %-*s  %*s\n", widths[0], "name", widths[1], "type", widths[2], "shape", widths[3],
+           "bytes");
     for (int64_t i = 0; i < src->n_tensors; i++) {
         const qc_tensor_info *info = src->info(src, i);
         type_text(info, type, sizeof type);
@@ -77,15 +80,17 @@ static void print_table(const qc_source *src)
         print_name(info->name, widths[0]);
         printf("  %-*s  %-*s  %*" PRIu64 "\n", widths[1], type, widths[2], shape, widths[3], info->n_bytes);
     }
-    printf("\n%" PRId64 " tensors, %" PRId64 " elements, %" PRIu64 " bytes (%.3g bits per element), format %s\n", src->n_tensors,
-           n_elems, n_bytes, n_elems ? 8 * (double)n_bytes / (double)n_elems : 0, src->format);
+    printf(
+        "\n%" PRId64 " tensors, %" PRId64 " elements, %" PRIu64 " bytes (%.3g bits per element), format %s\n",
+        src->n_tensors, n_elems, n_bytes, n_elems ? 8 * (double)n_bytes / (double)n_elems : 0, src->format);
 }
 
 /* False when out of memory; the same for the ones below. */
 static bool add_grid(cJSON *item, const qc_grid *g)
 {
     cJSON *grid = cJSON_AddObjectToObject(item, "grid");
-    return grid && cJSON_AddNumberToObject(grid, "bits", g->bits) && cJSON_AddBoolToObject(grid, "symmetric", g->symmetric) &&
+    return grid && cJSON_AddNumberToObject(grid, "bits", g->bits) &&
+           cJSON_AddBoolToObject(grid, "symmetric", g->symmetric) &&
            cJSON_AddNumberToObject(grid, "group", (double)g->group_elems) &&
            cJSON_AddStringToObject(grid, "scale", qc_dtype_name(g->scale_dtype));
 }
@@ -118,8 +123,10 @@ static cJSON *source_json(const qc_source *src)
     cJSON *doc = cJSON_CreateObject(), *list = NULL, *totals = NULL;
     int64_t n_elems = 0;
     uint64_t n_bytes = 0;
-    bool ok = doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) && cJSON_AddStringToObject(doc, "path", src->path) &&
-              cJSON_AddStringToObject(doc, "format", src->format) && (list = cJSON_AddArrayToObject(doc, "tensors"));
+    bool ok = doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) &&
+              cJSON_AddStringToObject(doc, "path", src->path) &&
+              cJSON_AddStringToObject(doc, "format", src->format) &&
+              (list = cJSON_AddArrayToObject(doc, "tensors"));
     for (int64_t i = 0; ok && i < src->n_tensors; i++) {
         const qc_tensor_info *info = src->info(src, i);
         ok = add_tensor(list, info);
@@ -128,7 +135,8 @@ static cJSON *source_json(const qc_source *src)
     }
     ok = ok && (totals = cJSON_AddObjectToObject(doc, "totals")) &&
          cJSON_AddNumberToObject(totals, "tensors", (double)src->n_tensors) &&
-         cJSON_AddNumberToObject(totals, "elements", (double)n_elems) && cJSON_AddNumberToObject(totals, "bytes", (double)n_bytes);
+         cJSON_AddNumberToObject(totals, "elements", (double)n_elems) &&
+         cJSON_AddNumberToObject(totals, "bytes", (double)n_bytes);
     if (!ok) {
         cJSON_Delete(doc);
         return NULL;
@@ -170,7 +178,8 @@ static bool has_float_values(const qc_tensor_info *info)
 }
 
 /* Look at every value of a tensor. *block[*block_elems] grows as needed. */
-static int check_values(const qc_source *src, int64_t tensor, float **block, int64_t *block_elems, qc_err *err)
+static int check_values(const qc_source *src, int64_t tensor, float **block, int64_t *block_elems,
+                        qc_err *err)
 {
     const qc_tensor_info *info = src->info(src, tensor);
     int64_t rows = qc_tensor_rows(info), cols = qc_tensor_cols(info);
@@ -190,7 +199,8 @@ static int check_values(const qc_source *src, int64_t tensor, float **block, int
         QC_TRY(src->read_rows(src, tensor, row, n, *block, err));
         for (int64_t i = 0; i < n * cols; i++)
             if (!isfinite((*block)[i]))
-                return qc_fail(err, QC_E_INPUT, "%s: tensor '%s' holds %s at row %" PRId64 ", column %" PRId64, src->path,
+                return qc_fail(err, QC_E_INPUT,
+                               "%s: tensor '%s' holds %s at row %" PRId64 ", column %" PRId64, src->path,
                                info->name, isnan((*block)[i]) ? "NaN" : "infinity", row + i / cols, i % cols);
         src->release(src, tensor, row, n);
     }
@@ -215,7 +225,8 @@ static int check_source(const qc_source *src, uint64_t *ret_bytes, qc_err *err)
 static cJSON *check_json(const qc_source *src, uint64_t n_bytes)
 {
     cJSON *doc = cJSON_CreateObject();
-    if (doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) && cJSON_AddStringToObject(doc, "path", src->path) &&
+    if (doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) &&
+        cJSON_AddStringToObject(doc, "path", src->path) &&
         cJSON_AddStringToObject(doc, "format", src->format) && cJSON_AddBoolToObject(doc, "ok", true) &&
         cJSON_AddNumberToObject(doc, "tensors", (double)src->n_tensors) &&
         cJSON_AddNumberToObject(doc, "bytes", (double)n_bytes))
@@ -258,29 +269,64 @@ static int hash_file(const char *path, cJSON *list, qc_err *err)
     return QC_OK;
 }
 
-static int by_name(const struct dirent **a, const struct dirent **b)
+static int by_name(const void *a, const void *b)
 {
-    return strcmp((*a)->d_name, (*b)->d_name);
+    return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Regular files of a folder, by name; folders inside are not entered. */
+static void free_names(char **names, size_t n_names)
+{
+    for (size_t i = 0; i < n_names; i++)
+        qc_free(names[i]);
+    qc_free(names);
+}
+
+/* Paths of the regular files of a folder, sorted; folders inside are not entered. Owned. */
+static int list_files(const char *folder, char ***ret, size_t *ret_n, qc_err *err)
+{
+    DIR *dir = opendir(folder);
+    char **names = NULL, *path;
+    size_t n = 0, cap = 0;
+    struct dirent *entry;
+    int rc = dir ? QC_OK : qc_fail(err, QC_E_INPUT, "%s: can not be read: %s", folder, strerror(errno));
+    while (rc == QC_OK && (entry = readdir(dir))) {
+        struct stat st;
+        if (n == cap) {
+            char **more = qc_realloc(names, cap * sizeof *names, (2 * cap + 16) * sizeof *names);
+            if (!more)
+                rc = qc_fail_nomem(err, folder, cap);
+            names = more ? more : names;
+            cap = more ? 2 * cap + 16 : cap;
+        }
+        if (rc == QC_OK && !(path = qc_path_join(folder, entry->d_name)))
+            rc = qc_fail_nomem(err, folder, strlen(folder));
+        if (rc == QC_OK && stat(path, &st) == 0 && S_ISREG(st.st_mode))
+            names[n++] = path;
+        else if (rc == QC_OK)
+            qc_free(path);
+    }
+    if (dir)
+        closedir(dir);
+    if (rc < 0) {
+        free_names(names, n);
+        return rc;
+    }
+    if (n > 1)
+        qsort(names, n, sizeof *names, by_name);
+    *ret = names;
+    *ret_n = n;
+    return QC_OK;
+}
+
 static int hash_folder(const char *folder, cJSON *list, qc_err *err)
 {
-    struct dirent **names;
-    int n = scandir(folder, &names, NULL, by_name), rc = QC_OK;
-    if (n < 0)
-        return qc_fail(err, QC_E_INPUT, "%s: can not be read", folder);
-    for (int i = 0; i < n; i++) {
-        struct stat st;
-        char *path = rc == QC_OK ? qc_path_join(folder, names[i]->d_name) : NULL;
-        if (rc == QC_OK && !path)
-            rc = qc_fail_nomem(err, "path", strlen(folder));
-        if (path && stat(path, &st) == 0 && S_ISREG(st.st_mode))
-            rc = hash_file(path, list, err);
-        qc_free(path);
-        free(names[i]); /* scandir's own */
-    }
-    free(names);
+    char **names;
+    size_t n;
+    int rc = QC_OK;
+    QC_TRY(list_files(folder, &names, &n, err));
+    for (size_t i = 0; i < n && rc == QC_OK; i++)
+        rc = hash_file(names[i], list, err);
+    free_names(names, n);
     return rc;
 }
 
@@ -289,7 +335,8 @@ int qc_inspect_hash(const char *path, bool json, qc_err *err)
     cJSON *doc = NULL, *list = NULL;
     if (json) {
         doc = cJSON_CreateObject();
-        if (!doc || !cJSON_AddNumberToObject(doc, "version", JSON_VERSION) || !(list = cJSON_AddArrayToObject(doc, "files"))) {
+        if (!doc || !cJSON_AddNumberToObject(doc, "version", JSON_VERSION) ||
+            !(list = cJSON_AddArrayToObject(doc, "files"))) {
             cJSON_Delete(doc);
             return qc_fail_nomem(err, "json", 0);
         }

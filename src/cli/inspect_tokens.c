@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_JSON_BYTES ((size_t)1 << 30)
@@ -83,56 +82,91 @@ static int read_stdin(qc_buf *ret, qc_err *err)
         QC_TRY(qc_buf_append(ret, block, n, err));
     }
     if (ferror(stdin))
-        return qc_check_interrupt(err) < 0 ? QC_E_INTERRUPTED : qc_fail(err, QC_E_INPUT, "stdin: %s", strerror(errno));
+        return qc_check_interrupt(err) < 0 ? QC_E_INTERRUPTED
+                                           : qc_fail(err, QC_E_INPUT, "stdin: %s", strerror(errno));
     return QC_OK;
 }
 
 /* One line of stdin to one line of stdout (without the newline), appended to *out. */
-typedef int (*line_fn)(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out, qc_err *err);
+typedef int (*line_fn)(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out,
+                       qc_err *err);
 
-/* A line that can not be answered gives "null", so that lines stay in step and later ones are answered; the first such
- * line is the error of the run. */
+/* Lines that could not be answered. */
+typedef struct bad_lines {
+    long n, first;
+    qc_err why; /* of the first */
+} bad_lines;
+
+/* Next line of stdin without its newline, QC_OK and *ret_end at the end. */
+static int read_line(qc_buf *line, bool *ret_end, qc_err *err)
+{
+    char block[4096];
+    size_t n = 0;
+    int c;
+    line->n_bytes = 0;
+    QC_TRY(qc_check_interrupt(err));
+    while ((c = getc_unlocked(stdin)) != EOF && c != '\n') {
+        block[n++] = (char)c;
+        if (n == sizeof block) {
+            QC_TRY(qc_buf_append(line, block, n, err));
+            n = 0;
+        }
+    }
+    if (ferror(stdin))
+        return qc_check_interrupt(err) < 0 ? QC_E_INTERRUPTED
+                                           : qc_fail(err, QC_E_INPUT, "stdin: %s", strerror(errno));
+    QC_TRY(qc_buf_append(line, block, n, err));
+    *ret_end = c == EOF && line->n_bytes == 0;
+    return QC_OK;
+}
+
+/* A line that can not be answered gives "null", so that lines stay in step and later ones are answered. */
+static int answer_line(const qc_tokenizer *tok, bool special, line_fn fn, const qc_buf *line, long line_no,
+                       bad_lines *bad, qc_err *err)
+{
+    qc_buf out = {0};
+    int rc = fn(tok, line->data, line->n_bytes, special, &out, err);
+    if (rc == QC_OK) {
+        fwrite(out.data, 1, out.n_bytes, stdout);
+        putchar('\n');
+    } else if (rc == QC_E_INPUT) {
+        fputs("null\n", stdout);
+        if (bad->n++ == 0) {
+            bad->first = line_no;
+            bad->why = *err;
+        }
+        rc = QC_OK;
+    }
+    qc_buf_clear(&out);
+    return rc;
+}
+
+/* The first line that could not be answered is the error of the run. */
 static int each_line(const qc_tokenizer *tok, bool special, line_fn fn, qc_err *err)
 {
-    char *line = NULL;
-    size_t cap = 0;
-    ssize_t n;
-    long line_no = 0, n_bad = 0, first_bad = 0;
-    qc_err first = {0}, why;
+    qc_buf line = {.max_bytes = MAX_TEXT_BYTES};
+    bad_lines bad = {0};
+    bool end = false;
     int rc = QC_OK;
-    while (rc == QC_OK && (n = getline(&line, &cap, stdin)) >= 0) {
-        qc_buf out = {0};
-        line_no++;
-        rc = qc_check_interrupt(err);
-        if (rc == QC_OK && (rc = fn(tok, line, (size_t)n - (n > 0 && line[n - 1] == '\n'), special, &out, &why)) == QC_E_INPUT) {
-            if (n_bad++ == 0) {
-                first = why;
-                first_bad = line_no;
-            }
-            qc_buf_clear(&out);
-            rc = qc_buf_append(&out, "null", 4, err);
-        } else if (rc < 0 && rc != QC_E_INTERRUPTED) {
-            qc_fail(err, rc, "%s", why.msg);
-        }
-        if (rc == QC_OK) {
-            fwrite(out.data, 1, out.n_bytes, stdout);
-            putchar('\n');
-        }
-        qc_buf_clear(&out);
+    for (long line_no = 1; rc == QC_OK; line_no++) {
+        rc = read_line(&line, &end, err);
+        if (rc < 0 || end)
+            break;
+        rc = answer_line(tok, special, fn, &line, line_no, &bad, err);
     }
-    if (rc == QC_OK && ferror(stdin))
-        rc = qc_fail(err, QC_E_INPUT, "stdin: %s", strerror(errno));
-    free(line); /* getline's own */
-    if (rc == QC_OK && n_bad > 1)
-        return qc_fail(err, QC_E_INPUT, "stdin line %ld: %s (and %ld more lines)", first_bad, first.msg, n_bad - 1);
-    if (rc == QC_OK && n_bad > 0)
-        return qc_fail(err, QC_E_INPUT, "stdin line %ld: %s", first_bad, first.msg);
+    qc_buf_clear(&line);
+    if (rc == QC_OK && bad.n > 1)
+        return qc_fail(err, QC_E_INPUT, "stdin line %ld: %s (and %ld more lines)", bad.first, bad.why.msg,
+                       bad.n - 1);
+    if (rc == QC_OK && bad.n > 0)
+        return qc_fail(err, QC_E_INPUT, "stdin line %ld: %s", bad.first, bad.why.msg);
     return rc;
 }
 
 /* ---- text to ids ---- */
 
-static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes, bool special, qc_buf *out, qc_err *err)
+static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes, bool special, qc_buf *out,
+                       qc_err *err)
 {
     int32_t *ids;
     int64_t n_ids;
@@ -145,7 +179,8 @@ static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes
     return rc < 0 ? rc : qc_buf_append(out, "]", 1, err);
 }
 
-static int tokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out, qc_err *err)
+static int tokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out,
+                         qc_err *err)
 {
     qc_buf text = {0};
     int rc = qc_buf_append(&text, "", 0, err);
@@ -177,7 +212,8 @@ int qc_inspect_tokenize(const char *path, bool special, bool jsonl, qc_err *err)
 {
     qc_tokenizer *tok;
     QC_TRY(load_tokenizer(path, &tok, err));
-    int rc = jsonl ? each_line(tok, special, tokenize_line, err) : whole_stdin(tok, special, text_to_ids, "\n", err);
+    int rc = jsonl ? each_line(tok, special, tokenize_line, err)
+                   : whole_stdin(tok, special, text_to_ids, "\n", err);
     qc_tokenizer_free(tok);
     return rc;
 }
@@ -190,7 +226,9 @@ static int parse_ids(const char *json, size_t n_bytes, int32_t **ret, int64_t *r
     QC_TRY(qc_json_parse(json, n_bytes, "ids", false, &doc, err));
     int64_t n = cJSON_IsArray(doc) ? cJSON_GetArraySize(doc) : -1, i = 0, id;
     int32_t *ids = n < 0 ? NULL : qc_alloc((size_t)n, sizeof *ids);
-    int rc = n < 0 ? qc_fail(err, QC_E_INPUT, "not an array of ids") : ids ? QC_OK : qc_fail_nomem(err, "ids", (size_t)n * 4);
+    int rc = n < 0 ? qc_fail(err, QC_E_INPUT, "not an array of ids")
+             : ids ? QC_OK
+                   : qc_fail_nomem(err, "ids", (size_t)n * 4);
     for (const cJSON *item = doc->child; rc == QC_OK && item; item = item->next) {
         if (!qc_json_int(item, &id) || id < 0 || id > INT32_MAX)
             rc = qc_fail(err, QC_E_INPUT, "element %lld is no id", (long long)i);
@@ -207,7 +245,8 @@ static int parse_ids(const char *json, size_t n_bytes, int32_t **ret, int64_t *r
     return QC_OK;
 }
 
-static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes, bool special, qc_buf *out, qc_err *err)
+static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes, bool special, qc_buf *out,
+                       qc_err *err)
 {
     int32_t *ids;
     int64_t n_ids;
@@ -224,7 +263,8 @@ static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes
     return rc;
 }
 
-static int detokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out, qc_err *err)
+static int detokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special,
+                           qc_buf *out, qc_err *err)
 {
     qc_buf text = {0};
     int rc = ids_to_text(tok, line, n_bytes, special, &text, err);
@@ -238,7 +278,8 @@ int qc_inspect_detokenize(const char *path, bool jsonl, qc_err *err)
 {
     qc_tokenizer *tok;
     QC_TRY(load_tokenizer(path, &tok, err));
-    int rc = jsonl ? each_line(tok, false, detokenize_line, err) : whole_stdin(tok, false, ids_to_text, "", err);
+    int rc =
+        jsonl ? each_line(tok, false, detokenize_line, err) : whole_stdin(tok, false, ids_to_text, "", err);
     qc_tokenizer_free(tok);
     return rc;
 }

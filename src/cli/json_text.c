@@ -98,7 +98,8 @@ int qc_json_text_parse(const char *json, size_t n_bytes, qc_buf *ret, qc_err *er
             p++;
         QC_TRY(qc_buf_append(ret, run, (size_t)(p - run), err));
         if (p < end && (unsigned char)*p < 0x20)
-            return qc_fail(err, QC_E_INPUT, "raw control character 0x%02x in a JSON string", (unsigned char)*p);
+            return qc_fail(err, QC_E_INPUT, "raw control character 0x%02x in a JSON string",
+                           (unsigned char)*p);
         if (p < end && *p == '\\') {
             p++;
             QC_TRY(parse_escape(&p, end, ret, err));

@@ -5,8 +5,8 @@
 #include "qc_buf.h"
 #include "qc_err.h"
 
-/* Append the UTF-8 text of one JSON string (blanks around it allowed, nothing else) to *ret. QC_E_INPUT: no string,
- * bad escape, raw control character, surrogate without its partner, invalid UTF-8. */
+/* Append the UTF-8 text of one JSON string (blanks around it allowed, nothing else) to *ret. QC_E_INPUT: no
+ * string, bad escape, raw control character, surrogate without its partner, invalid UTF-8. */
 int qc_json_text_parse(const char *json, size_t n_bytes, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
 
 /* Append UTF-8 text as a JSON string with quotes. */

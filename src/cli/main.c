@@ -25,8 +25,8 @@ const char *qc_version_commit(void)
     return QC_VERSION_COMMIT;
 }
 
-/* A closed standard stream would give its number to the next file that is opened: fill the gaps, stdout with something
- * that can not be written, so that lost output is still an error. */
+/* A closed standard stream would give its number to the next file that is opened: fill the gaps, stdout with
+ * something that can not be written, so that lost output is still an error. */
 static void fill_standard_streams(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -58,7 +58,8 @@ static int serve(const qc_args *args, qc_err *err)
     qc_buf text = {0};
     int rc;
     if (qc_args_has(args, "version"))
-        rc = qc_buf_printf(&text, err, "%s %s (%s)\n", args->program->name, qc_version(), qc_version_commit());
+        rc =
+            qc_buf_printf(&text, err, "%s %s (%s)\n", args->program->name, qc_version(), qc_version_commit());
     else if (qc_args_has(args, "man"))
         rc = qc_opt_man(args->program, qc_version(), &text, err);
     else

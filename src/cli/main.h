@@ -4,14 +4,15 @@
 
 #include "opt.h"
 
-/* The job of a program. Returns 0, a positive exit code of its own (1: a gate failed or things differ, 6: too many
- * fallbacks) or a QC_E_* code with its message in *err. Prints results on stdout with stdio and need not check the
- * writes. */
+/* The job of a program. Returns 0, a positive exit code of its own (1: a gate failed or things differ, 6: too
+ * many fallbacks) or a QC_E_* code with its message in *err. Prints results on stdout with stdio and need not
+ * check the writes. */
 typedef int (*qc_main_fn)(const qc_args *args, qc_err *err);
 
-/* Parse the command line, serve --help, --version and --man, set up signals, log, processor mask and progress, run the
- * job, report its error as one line "PROGRAM: error: ..." on stderr, and return the exit code: 128 + n after signal n,
- * 5 if stdout could not be written although the job went well. main() returns it. */
+/* Parse the command line, serve --help, --version and --man, set up signals, log, processor mask and
+ * progress, run the job, report its error as one line "PROGRAM: error: ..." on stderr, and return the exit
+ * code: 128 + n after signal n, 5 if stdout could not be written although the job went well. main() returns
+ * it. */
 int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job);
 
 /* "0.1.0" and the commit ("0.1.0" again where it was built outside a repository). */

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <yaml.h>
 
-#define MAX_DEPTH 16
+#define MAX_DEPTH    16
 #define MAX_CHILDREN 4096 /* siblings are searched in order: keeps hostile files cheap */
 
 int qc_node_fail(qc_origin at, qc_err *err, const char *fmt, ...)
@@ -133,8 +133,9 @@ static int check_plain(const reader *r, qc_err *err)
     else if (e->type == YAML_MAPPING_START_EVENT)
         anchor = e->data.mapping_start.anchor, tag = e->data.mapping_start.tag;
     if (e->type == YAML_ALIAS_EVENT || anchor)
-        return qc_node_fail(place(r, e->start_mark), err,
-                            "anchors and aliases are not used in recipes (a text that begins with * or & needs quotes)");
+        return qc_node_fail(
+            place(r, e->start_mark), err,
+            "anchors and aliases are not used in recipes (a text that begins with * or & needs quotes)");
     if (tag)
         return qc_node_fail(place(r, e->start_mark), err,
                             "tags are not used in recipes (a text that begins with ! needs quotes)");
@@ -221,7 +222,8 @@ static int read_document(reader *r, bool any_kind, qc_node **ret, qc_err *err)
     QC_TRY(next_event(r, err)); /* stream start */
     QC_TRY(next_event(r, err));
     if (r->event.type == YAML_STREAM_END_EVENT)
-        return qc_fail(err, QC_E_INPUT, "%s: empty recipe, a mapping such as 'model: FOLDER' expected", r->name);
+        return qc_fail(err, QC_E_INPUT, "%s: empty recipe, a mapping such as 'model: FOLDER' expected",
+                       r->name);
     QC_TRY(next_event(r, err));
     qc_node *node = NULL;
     QC_TRY(read_node(r, 0, &node, err));
@@ -261,7 +263,8 @@ static int check_text(const char *text, size_t n_bytes, qc_origin origin, qc_err
     return qc_node_fail(origin, err, nul ? "NUL character in the file" : "invalid UTF-8");
 }
 
-int qc_node_parse(const char *text, size_t n_bytes, qc_origin origin, bool any_kind, qc_node **ret, qc_err *err)
+int qc_node_parse(const char *text, size_t n_bytes, qc_origin origin, bool any_kind, qc_node **ret,
+                  qc_err *err)
 {
     QC_TRY(check_text(text, n_bytes, origin, err));
     reader r = {.name = origin.name, .line0 = origin.line};
@@ -355,8 +358,8 @@ int qc_node_set(qc_node *root, const char *path, qc_node *value, qc_err *err)
         make_container(node, s.is_index ? QC_NODE_LIST : QC_NODE_MAP, value->at);
         qc_node *child = find_step(node, &s, &index);
         if (!child && s.is_index && index != node->n_children) {
-            int rc = qc_node_fail(value->at, err, "%.*s: index %.*s of a list of %d", (int)(s.name - path - 1), path,
-                                  (int)s.n_bytes, s.name, node->n_children);
+            int rc = qc_node_fail(value->at, err, "%.*s: index %.*s of a list of %d",
+                                  (int)(s.name - path - 1), path, (int)s.n_bytes, s.name, node->n_children);
             qc_node_free(value);
             return rc;
         }

@@ -9,19 +9,18 @@
 
 #define NO_COMMAND "PATH" /* stands for "without a subcommand" in qc_opt.command */
 
-static const qc_opt common[] = {
-    {"cpu-mask", 0, "Common", .arg = "NAMES", .deflt = "nothing hidden",
-     .help = "hide processor features, comma separated: avx2, avx512, avx512vnni, avx512bf16, amx, neon, dotprod, or "
-             "all for the scalar kernels"},
-    {"progress", 0, .help = "show progress although stderr is no terminal"},
-    {"no-progress", 0, .help = "never show progress"},
-    {"quiet", 'q', .help = "no warnings, no progress"},
-    {"verbose", 'v', .help = "say more; twice for details"},
-    {"version", 0, .help = "print version and commit"},
-    {"help", 'h', .help = "print this help"},
-    {"man", 0, .help = "print the manual page in roff", .hidden = true},
-    {0}
-};
+static const qc_opt common[] = {{"cpu-mask", 0, "Common", .arg = "NAMES", .deflt = "nothing hidden",
+                                 .help = "hide processor features, comma separated: avx2, avx512, "
+                                         "avx512vnni, avx512bf16, amx, neon, dotprod, or "
+                                         "all for the scalar kernels"},
+                                {"progress", 0, .help = "show progress although stderr is no terminal"},
+                                {"no-progress", 0, .help = "never show progress"},
+                                {"quiet", 'q', .help = "no warnings, no progress"},
+                                {"verbose", 'v', .help = "say more; twice for details"},
+                                {"version", 0, .help = "print version and commit"},
+                                {"help", 'h', .help = "print this help"},
+                                {"man", 0, .help = "print the manual page in roff", .hidden = true},
+                                {0}};
 
 const qc_opt *qc_opt_at(const qc_program *program, int index)
 {
@@ -112,7 +111,8 @@ static int edit_distance(const char *a, const char *b)
     return row[n];
 }
 
-const char *qc_nearest(const char *word, const char *(*name_at)(const void *ctx, int i), const void *ctx, int n)
+const char *qc_nearest(const char *word, const char *(*name_at)(const void *ctx, int i), const void *ctx,
+                       int n)
 {
     const char *nearest = NULL;
     size_t n_word = strlen(word);
@@ -173,8 +173,8 @@ static int unknown_option(const qc_program *program, const char *name, size_t n_
         n_opts++;
     snprintf(word, sizeof word, "%.*s", (int)(n_bytes <= MAX_WORD ? n_bytes : MAX_WORD + 1), name);
     const char *near = qc_nearest(word, opt_name_at, program, n_opts);
-    return qc_args_fail(program, err, "unknown option '--%.*s'%s%s%s", (int)(n_bytes < 80 ? n_bytes : 80), name,
-                        near ? " (did you mean '--" : "", near ? near : "", near ? "'?)" : "");
+    return qc_args_fail(program, err, "unknown option '--%.*s'%s%s%s", (int)(n_bytes < 80 ? n_bytes : 80),
+                        name, near ? " (did you mean '--" : "", near ? near : "", near ? "'?)" : "");
 }
 
 static void add_arg(qc_args *args, const qc_opt *opt, const char *value)
@@ -197,7 +197,8 @@ static int parse_long(qc_args *args, int argc, char **argv, int *i, qc_err *err)
         value = name + n + 1;
     } else {
         if (*i + 1 >= argc)
-            return qc_args_fail(args->program, err, "option '--%s' needs an argument %s", opt->name, qc_opt_arg(opt));
+            return qc_args_fail(args->program, err, "option '--%s' needs an argument %s", opt->name,
+                                qc_opt_arg(opt));
         value = argv[++*i];
     }
     add_arg(args, opt, value);
@@ -259,13 +260,14 @@ static int parse_all(qc_args *args, int argc, char **argv, qc_err *err)
         size_t n;
         if (opt->command && qc_word_find(opt->command, args->command ? args->command : NO_COMMAND) < 0) {
             const char *command = qc_word_at(opt->command, 0, &n);
-            return qc_args_fail(args->program, err, "option '--%s' belongs to '%s %.*s'", opt->name, args->program->name,
-                                (int)n, command);
+            return qc_args_fail(args->program, err, "option '--%s' belongs to '%s %.*s'", opt->name,
+                                args->program->name, (int)n, command);
         }
     }
     for (int i = 0; i < args->n_list; i++)
         if (args->list[i].opt->later)
-            return qc_fail(err, QC_E_UNSUPPORTED, "option '--%s' is not supported yet", args->list[i].opt->name);
+            return qc_fail(err, QC_E_UNSUPPORTED, "option '--%s' is not supported yet",
+                           args->list[i].opt->name);
     return QC_OK;
 }
 
@@ -278,7 +280,8 @@ int qc_args_parse(const qc_program *program, int argc, char **argv, qc_args *ret
     qc_args args = {.program = program};
     args.list = qc_alloc(n_max, sizeof *args.list);
     args.operands = qc_alloc((size_t)argc + 1, sizeof *args.operands);
-    int rc = args.list && args.operands ? QC_OK : qc_fail_nomem(err, "command line", n_max * sizeof *args.list);
+    int rc =
+        args.list && args.operands ? QC_OK : qc_fail_nomem(err, "command line", n_max * sizeof *args.list);
     if (rc == QC_OK)
         rc = parse_all(&args, argc, argv, err);
     if (rc == QC_OK)
@@ -325,8 +328,8 @@ int qc_args_int(const qc_args *args, const char *name, int64_t min, int64_t max,
     if (text && qc_parse_int(text, &value, &why) < 0)
         return qc_args_fail(args->program, err, "--%s: %s", name, why.msg);
     if (text && (value < min || value > max))
-        return qc_args_fail(args->program, err, "--%s: %s is out of range (%lld to %lld)", name, text, (long long)min,
-                            (long long)max);
+        return qc_args_fail(args->program, err, "--%s: %s is out of range (%lld to %lld)", name, text,
+                            (long long)min, (long long)max);
     *ret = value;
     return QC_OK;
 }

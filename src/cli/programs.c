@@ -8,15 +8,19 @@ static const qc_opt qconvert_opts[] = {
     {"method", .group = "Quantization", .key = "quantize.method"},
     {"bits", 'b', .key = "quantize.weights.bits"},
     {"group", 'g', .key = "quantize.weights.group"},
-    {"symmetric", .key = "quantize.weights.symmetric", .value = "true", .help = "grid without zero points (the default)"},
-    {"asymmetric", .key = "quantize.weights.symmetric", .value = "false", .help = "grid with a zero point per group"},
+    {"symmetric", .key = "quantize.weights.symmetric", .value = "true",
+     .help = "grid without zero points (the default)"},
+    {"asymmetric", .key = "quantize.weights.symmetric", .value = "false",
+     .help = "grid with a zero point per group"},
     {"search", .key = "quantize.weights.search"},
     {"group-fallback", .key = "quantize.weights.group_fallback"},
     {"embedding-bits", .key = "quantize.embedding.bits"},
     {"override", .key = "quantize.overrides", .arg = "GLOB:KEY=N,...",
-     .help = "another grid for tensors whose name matches, as '*.down_proj:bits=8,group=64'; may be repeated, later "
+     .help = "another grid for tensors whose name matches, as '*.down_proj:bits=8,group=64'; may be "
+             "repeated, later "
              "ones win, those of the recipe come first"},
-    {"skip", .key = "quantize.skip", .arg = "GLOB", .help = "leave tensors whose name matches in 16 bit; may be repeated"},
+    {"skip", .key = "quantize.skip", .arg = "GLOB",
+     .help = "leave tensors whose name matches in 16 bit; may be repeated"},
     {"calib", .group = "Calibration", .key = "calibration.text"},
     {"calib-windows", .key = "calibration.windows"},
     {"calib-length", .key = "calibration.length"},
@@ -44,10 +48,10 @@ static const qc_opt qconvert_opts[] = {
     {"resume", .help = "go on with a run that was interrupted", .later = true},
     {"json", .help = "print the report, or with --dry-run the plan, as JSON on stdout"},
     {"set", 's', .key = "", .arg = "KEY=VALUE",
-     .help = "set any key of the recipe, as verify.windows=16 or emit.0.path=out.qpk; a value that begins with [ or { "
+     .help = "set any key of the recipe, as verify.windows=16 or emit.0.path=out.qpk; a value that begins "
+             "with [ or { "
              "is read as YAML; may be repeated"},
-    {0}
-};
+    {0}};
 
 static const char *const qconvert_synopsis[] = {"RECIPE.yaml [OPTION...]", "MODEL -o OUT.qpk [OPTION...]",
                                                 "--demo [OPTION...]", NULL};
@@ -59,19 +63,20 @@ static const qc_opt_note qconvert_examples[] = {
     {"qconvert models/Qwen3-0.6B -b 8 -o model.qpk --gate ppl_ratio=1.003",
      "fail (exit code 1) if the perplexity rises by more than 0.3 %"},
     {"qconvert recipe.yaml --dry-run", "show what would be done"},
-    {0}
-};
+    {0}};
 
 const qc_program qc_program_qconvert = {
     .name = "qconvert",
     .summary = "quantize a checkpoint and prove the result good",
     .synopsis = qconvert_synopsis,
-    .description =
-        "Read a Hugging Face checkpoint, put its weights on integer grids, write a packed file, read that back and "
-        "measure it against the 16-bit model with a forward pass of its own: perplexity and KL divergence. Gates "
-        "decide the exit code.\n\n"
-        "A recipe (YAML) holds everything that can be set; options win over it. Relative paths in a recipe are taken "
-        "from its folder, those of options from the current one.",
+    .description = "Read a Hugging Face checkpoint, put its weights on integer grids, write a packed file, "
+                   "read that back and "
+                   "measure it against the 16-bit model with a forward pass of its own: perplexity and KL "
+                   "divergence. Gates "
+                   "decide the exit code.\n\n"
+                   "A recipe (YAML) holds everything that can be set; options win over it. Relative paths in "
+                   "a recipe are taken "
+                   "from its folder, those of options from the current one.",
     .opts = qconvert_opts,
     .examples = qconvert_examples,
     .max_operands = 1,
@@ -82,42 +87,47 @@ const qc_program qc_program_qconvert = {
 
 static const qc_opt qinspect_opts[] = {
     {"json", .group = "Output", .command = "PATH|hash", .help = "print JSON with a version number"},
-    {"check", .command = "PATH", .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
-    {"special", .group = "Tokenizer", .command = "tokenize", .help = "add the special tokens that the tokenizer adds"},
+    {"check", .command = "PATH",
+     .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
+    {"special", .group = "Tokenizer", .command = "tokenize",
+     .help = "add the special tokens that the tokenizer adds"},
     {"jsonl", .command = "tokenize|detokenize",
-     .help = "each line of stdin is a JSON string (tokenize) or an array of ids (detokenize), each line of stdout "
+     .help = "each line of stdin is a JSON string (tokenize) or an array of ids (detokenize), each line of "
+             "stdout "
              "the answer: an array, or a string"},
-    {0}
-};
+    {0}};
 
-static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]", "tokenize PATH [--special] [--jsonl]",
+static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]",
+                                                "tokenize PATH [--special] [--jsonl]",
                                                 "detokenize PATH [--jsonl]", "hash PATH", NULL};
 
 static const qc_opt_note qinspect_commands[] = {
-    {"tokenize", "text on stdin to an array of token ids on stdout; PATH is a tokenizer.json (its own rules only), a model folder "
+    {"tokenize", "text on stdin to an array of token ids on stdout; PATH is a tokenizer.json (its own rules "
+                 "only), a model folder "
                  "(tokenizer_config.json counts too) or a packed file"},
     {"detokenize", "array of token ids on stdin to text on stdout"},
     {"hash", "SHA-256 of a file, or of every file of a folder"},
-    {0}
-};
+    {0}};
 
 static const qc_opt_note qinspect_examples[] = {
     {"qinspect models/Qwen3-0.6B", "list the tensors of a checkpoint"},
     {"qinspect --check model.qpk", "compare a packed file with its sums"},
     {"qinspect tokenize models/Qwen3-0.6B --special < text.txt", "ids of a text"},
-    {0}
-};
+    {0}};
 
 const qc_program qc_program_qinspect = {
     .name = "qinspect",
     .summary = "list, check and hash checkpoints and packed files, and run their tokenizers",
     .synopsis = qinspect_synopsis,
-    .description =
-        "Without a command: list the tensors of a checkpoint folder or packed file, with type, shape and bytes.\n\n"
-        "Text must be UTF-8: invalid bytes are an error that names the first of them (exit code 3). With --jsonl such a "
-        "line, and one that is no JSON string or holds a surrogate without its partner, is answered by null, the other "
-        "lines are answered as ever, and the first bad line is named at the end (exit code 3). Special tokens that are "
-        "spelled in the text become those tokens.",
+    .description = "Without a command: list the tensors of a checkpoint folder or packed file, with type, "
+                   "shape and bytes.\n\n"
+                   "Text must be UTF-8: invalid bytes are an error that names the first of them (exit code "
+                   "3). With --jsonl such a "
+                   "line, and one that is no JSON string or holds a surrogate without its partner, is "
+                   "answered by null, the other "
+                   "lines are answered as ever, and the first bad line is named at the end (exit code 3). "
+                   "Special tokens that are "
+                   "spelled in the text become those tokens.",
     .commands = qinspect_commands,
     .opts = qinspect_opts,
     .examples = qinspect_examples,
@@ -127,36 +137,39 @@ const qc_program qc_program_qinspect = {
 /* ---- qeval ---- */
 
 static const qc_opt qeval_opts[] = {
-    {"reference", 'r', .group = "Evaluation", .arg = "MODEL", .help = "measure against this model: KL divergence, agreement"},
+    {"reference", 'r', .group = "Evaluation", .arg = "MODEL",
+     .help = "measure against this model: KL divergence, agreement"},
     {"text", .key = "verify.text"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
-    {"ids", .arg = "FILE", .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
-                                   "is a list of token counts and summed negative log-likelihoods"},
+    {"ids", .arg = "FILE",
+     .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
+             "is a list of token counts and summed negative log-likelihoods"},
     {"json", .help = "print JSON"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},
     {"threads", 't', .key = "run.threads"},
     {"memory", .key = "run.memory"},
-    {0}
-};
+    {0}};
 
-static const char *const qeval_synopsis[] = {"MODEL [--reference MODEL] [OPTION...]", "MODEL --ids FILE [--json]", NULL};
+static const char *const qeval_synopsis[] = {"MODEL [--reference MODEL] [OPTION...]",
+                                             "MODEL --ids FILE [--json]", NULL};
 
 static const qc_opt_note qeval_examples[] = {
     {"qeval models/Qwen3-0.6B --text wikitext2.txt --windows 16 --length 2048", "perplexity of a checkpoint"},
     {"qeval model.qpk --reference models/Qwen3-0.6B --text wikitext2.txt --json",
      "perplexity, KL divergence and agreement of a packed file"},
-    {0}
-};
+    {0}};
 
 const qc_program qc_program_qeval = {
     .name = "qeval",
     .summary = "perplexity and KL divergence of a model",
     .synopsis = qeval_synopsis,
     .description =
-        "Cut a text into windows of equal length that do not overlap, run the model over each from position 0 and print "
-        "the perplexity: exp of the mean negative log-likelihood of all tokens but the first of each window. With a "
+        "Cut a text into windows of equal length that do not overlap, run the model over each from position "
+        "0 and print "
+        "the perplexity: exp of the mean negative log-likelihood of all tokens but the first of each window. "
+        "With a "
         "reference both models walk the same windows and their distributions are compared exactly.",
     .opts = qeval_opts,
     .examples = qeval_examples,

@@ -7,15 +7,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FIRST_SECONDS 1.0
+#define FIRST_SECONDS   1.0
 #define BETWEEN_SECONDS (1.0 / 6)
 
 static struct {
     qc_progress_mode mode;
     const char *what; /* NULL: no stage */
     double total;
-    double begun;  /* seconds: start of the stage */
-    double shown;  /* seconds: last drawing */
+    double begun; /* seconds: start of the stage */
+    double shown; /* seconds: last drawing */
     bool on_screen;
 } bar;
 

@@ -1,5 +1,6 @@
-/* One progress line on stderr: what is done, how far, time left. Shown only where somebody sees it: stderr is a terminal
- * and this process is in its foreground; not in the first second, at most six times a second. Main thread only. */
+/* One progress line on stderr: what is done, how far, time left. Shown only where somebody sees it: stderr is
+ * a terminal and this process is in its foreground; not in the first second, at most six times a second. Main
+ * thread only. */
 #ifndef QC_CLI_PROGRESS_H
 #define QC_CLI_PROGRESS_H
 

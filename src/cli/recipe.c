@@ -9,13 +9,13 @@
 #include <string.h>
 
 #define MAX_RECIPE_BYTES (1u << 20)
-#define MAX_PATH_BYTES 256
+#define MAX_PATH_BYTES   256
 
 /* State of one pass over the tree. */
 typedef struct binder {
-    const char *folder; /* of the file; NULL = leave paths alone */
+    const char *folder;        /* of the file; NULL = leave paths alone */
     char path[MAX_PATH_BYTES]; /* of the key at hand, for messages */
-    qc_err later;       /* first known but unsupported value */
+    qc_err later;              /* first known but unsupported value */
 } binder;
 
 /* Keys grow at the end of b->path; the caller cuts it back to the length returned. */
@@ -99,7 +99,8 @@ static void refuse_later(binder *b, const qc_key *key, const qc_node *node)
     if (b->later.code != QC_OK)
         return;
     if (key->type == QC_KEY_ENUM)
-        qc_node_fail(node->at, &b->later, "%s: '%.60s' is not supported yet (supported: %s)", b->path, node->text, key->now);
+        qc_node_fail(node->at, &b->later, "%s: '%.60s' is not supported yet (supported: %s)", b->path,
+                     node->text, key->now);
     else
         qc_node_fail(node->at, &b->later, "%s: not supported yet", b->path);
     b->later.code = QC_E_UNSUPPORTED;
@@ -142,7 +143,8 @@ static int unknown_limit(const binder *b, const qc_key *key, const qc_node *chil
 {
     qc_buf type = {0};
     QC_TRY(qc_key_describe(key, &type, err));
-    int rc = qc_node_fail(child->key_at, err, "%s: unknown name '%.60s' (%s expected)", b->path, child->key, type.data);
+    int rc = qc_node_fail(child->key_at, err, "%s: unknown name '%.60s' (%s expected)", b->path, child->key,
+                          type.data);
     qc_buf_clear(&type);
     return rc;
 }
@@ -157,7 +159,8 @@ static int bind_limit(const binder *b, const qc_key *key, const qc_node *child, 
         return unknown_limit(b, key, child, err);
     if (child->kind != QC_NODE_SCALAR)
         return qc_node_fail(child->at, err, "%s.%s: a number is expected", b->path, child->key);
-    int rc = is_size ? qc_parse_size(child->text, &n_bytes, &why) : qc_parse_float(child->text, &ret->limit, &why);
+    int rc =
+        is_size ? qc_parse_size(child->text, &n_bytes, &why) : qc_parse_float(child->text, &ret->limit, &why);
     if (rc < 0)
         return qc_node_fail(child->at, err, "%s.%s: %s", b->path, child->key, why.msg);
     if (is_size)
@@ -256,8 +259,8 @@ static int unknown_key(const binder *b, const qc_key *table, const qc_node *chil
     const char *near = qc_nearest(child->key, key_name_at, table, n_keys);
     if (!near && find_elsewhere(qc_schema, child->key, elsewhere, sizeof elsewhere))
         near = elsewhere;
-    return qc_node_fail(child->key_at, err, "unknown key '%s%s%.60s'%s%s%s", b->path, *b->path ? "." : "", child->key,
-                        near ? " (did you mean '" : "", near ? near : "", near ? "'?)" : "");
+    return qc_node_fail(child->key_at, err, "unknown key '%s%s%.60s'%s%s%s", b->path, *b->path ? "." : "",
+                        child->key, near ? " (did you mean '" : "", near ? near : "", near ? "'?)" : "");
 }
 
 static int bind_map(binder *b, const qc_key *table, const qc_node *node, void *base, qc_err *err)
@@ -355,7 +358,8 @@ static int list_end(const qc_node *root, const char *path)
     return node && node->kind == QC_NODE_LIST ? node->n_children : 0;
 }
 
-static int apply_list_flag(qc_node *root, const qc_key *key, const char *path, const char *text, qc_origin at, qc_err *err)
+static int apply_list_flag(qc_node *root, const qc_key *key, const char *path, const char *text, qc_origin at,
+                           qc_err *err)
 {
     qc_node *value = NULL;
     if (key->sub)
@@ -400,11 +404,12 @@ static int resolve_formats(qc_recipe *r, qc_err *err)
                 strcmp(e->path + n - strlen(known[k].extension), known[k].extension) == 0)
                 e->format = (int)known[k].format;
         if (e->format == QC_EMIT_AUTO)
-            return qc_fail(err, QC_E_USAGE, "emit[%d]: the extension of '%s' names no format; use .qpk or give the format",
-                           i, e->path);
-        if (e->format != QC_EMIT_QPK)
-            return qc_fail(err, QC_E_UNSUPPORTED, "emit[%d]: the format of '%s' is not supported yet (supported: qpk)", i,
+            return qc_fail(err, QC_E_USAGE,
+                           "emit[%d]: the extension of '%s' names no format; use .qpk or give the format", i,
                            e->path);
+        if (e->format != QC_EMIT_QPK)
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "emit[%d]: the format of '%s' is not supported yet (supported: qpk)", i, e->path);
     }
     return QC_OK;
 }
@@ -430,8 +435,8 @@ static int build(qc_node *root, const char *folder, const qc_args *args, qc_reci
     return rc;
 }
 
-int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder, const qc_args *args,
-                    qc_recipe *ret, qc_err *err)
+int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder,
+                    const qc_args *args, qc_recipe *ret, qc_err *err)
 {
     qc_node *root;
     QC_TRY(qc_node_parse(text, n_bytes, (qc_origin){name, 1, 1}, false, &root, err));
@@ -485,8 +490,9 @@ int qc_recipe_load(const qc_args *args, qc_recipe *ret, qc_err *err)
 {
     const char *operand = args->n_operands > 0 ? args->operands[0] : NULL;
     qc_err why;
-    int rc = operand && args->program->takes_recipe && is_recipe_name(operand) ? load_file(operand, args, ret, &why)
-                                                                                : load_flags(operand, args, ret, &why);
+    int rc = operand && args->program->takes_recipe && is_recipe_name(operand)
+                 ? load_file(operand, args, ret, &why)
+                 : load_flags(operand, args, ret, &why);
     if (rc == QC_E_USAGE)
         return qc_args_fail(args->program, err, "%s", why.msg);
     return rc < 0 ? qc_fail(err, rc, "%s", why.msg) : QC_OK;
@@ -501,7 +507,8 @@ static cJSON *int_json(const qc_key *key, const void *field)
     int64_t value = key->field_bytes == sizeof(int64_t) ? *(const int64_t *)field : *(const int *)field;
     if (value == 0 && !key->deflt)
         return cJSON_CreateNull();
-    if (key->words && value == key->word_value && !(key->word_value >= key->min && key->word_value <= key->max) &&
+    if (key->words && value == key->word_value &&
+        !(key->word_value >= key->min && key->word_value <= key->max) &&
         strspn(key->words, "0123456789") != strlen(key->words))
         return cJSON_CreateString(key->words);
     return cJSON_CreateNumber((double)value);
@@ -520,9 +527,11 @@ static cJSON *scalar_json(const qc_key *key, const void *field)
     case QC_KEY_INT:
         return int_json(key, field);
     case QC_KEY_FLOAT:
-        return *(const double *)field == 0 && !key->deflt ? cJSON_CreateNull() : cJSON_CreateNumber(*(const double *)field);
+        return *(const double *)field == 0 && !key->deflt ? cJSON_CreateNull()
+                                                          : cJSON_CreateNumber(*(const double *)field);
     case QC_KEY_SIZE:
-        return *(const uint64_t *)field == 0 ? cJSON_CreateNull() : cJSON_CreateNumber((double)*(const uint64_t *)field);
+        return *(const uint64_t *)field == 0 ? cJSON_CreateNull()
+                                             : cJSON_CreateNumber((double)*(const uint64_t *)field);
     case QC_KEY_ENUM:
         text = qc_word_at(key->words, *(const int *)field, &n);
         snprintf(word, sizeof word, "%.*s", (int)n, text);
@@ -563,7 +572,9 @@ static cJSON *list_json(const qc_key *key, const char *array, int n)
 static cJSON *key_json(const qc_key *key, const void *base, bool all)
 {
     const char *field = (const char *)base + key->offset;
-    int n = key->aux_offset && key->type != QC_KEY_MAP ? *(const int *)(const void *)((const char *)base + key->aux_offset) : 0;
+    int n = key->aux_offset && key->type != QC_KEY_MAP
+                ? *(const int *)(const void *)((const char *)base + key->aux_offset)
+                : 0;
     if (key->type == QC_KEY_LIMITS)
         return limits_json(*(qc_limit *const *)(const void *)field, n);
     if (key->type == QC_KEY_LIST)
@@ -627,7 +638,8 @@ void qc_recipe_policy(const qc_recipe_quantize *q, qc_policy *ret)
         .weights = {.grid = {QC_GRID_AFFINE, q->weights.bits, q->weights.symmetric, q->weights.group, scale},
                     .sym_rule = QC_SYM_FULL_RANGE,
                     .search = (qc_search)q->weights.search},
-        .embedding = {.grid = {QC_GRID_AFFINE, q->embedding.bits, q->embedding.symmetric, q->embedding.group, scale},
+        .embedding = {.grid = {QC_GRID_AFFINE, q->embedding.bits, q->embedding.symmetric, q->embedding.group,
+                               scale},
                       .sym_rule = QC_SYM_FULL_RANGE,
                       .search = (qc_search)q->weights.search},
         .quantize_embedding = q->embedding.bits < 16,

@@ -1,4 +1,5 @@
-/* The recipe: everything a conversion was asked for, as plain data. Made from a YAML file, --set and flags. */
+/* The recipe: everything a conversion was asked for, as plain data. Made from a YAML file, --set and flags.
+ */
 #ifndef QC_CLI_RECIPE_H
 #define QC_CLI_RECIPE_H
 
@@ -99,9 +100,9 @@ typedef struct qc_recipe_verify {
 } qc_recipe_verify;
 
 typedef struct qc_recipe_run {
-    int device;  /* qc_device */
-    int compute; /* qc_compute */
-    int threads; /* 0 = one per usable processor */
+    int device;            /* qc_device */
+    int compute;           /* qc_compute */
+    int threads;           /* 0 = one per usable processor */
     uint64_t memory_bytes; /* 0 = no cap */
     char *scratch;         /* NULL = $TMPDIR, then /tmp */
     bool allow_nonfinite;
@@ -110,8 +111,8 @@ typedef struct qc_recipe_run {
 typedef struct qc_recipe_emit {
     int format; /* qc_emit_format */
     char *path;
-    char *type;                  /* subtype of the format; NULL = none */
-    bool own_quantize;           /* has a grid of its own, in: */
+    char *type;        /* subtype of the format; NULL = none */
+    bool own_quantize; /* has a grid of its own, in: */
     qc_recipe_quantize quantize;
 } qc_recipe_emit;
 
@@ -132,21 +133,22 @@ typedef struct qc_recipe {
     qc_recipe_report report;
 } qc_recipe;
 
-/* Recipe from the command line: the file if the program takes recipes and its first operand is one (else the operand is
- * the model), then flags and --set in their order, which win. QC_E_INPUT: the file is broken (file:line:column, key,
- * what is wrong, what was expected); QC_E_USAGE: the same for a flag; QC_E_UNSUPPORTED: a known key whose feature is not
- * built yet, found after everything else was checked. Free with qc_recipe_clear. */
+/* Recipe from the command line: the file if the program takes recipes and its first operand is one (else the
+ * operand is the model), then flags and --set in their order, which win. QC_E_INPUT: the file is broken
+ * (file:line:column, key, what is wrong, what was expected); QC_E_USAGE: the same for a flag;
+ * QC_E_UNSUPPORTED: a known key whose feature is not built yet, found after everything else was checked. Free
+ * with qc_recipe_clear. */
 int qc_recipe_load(const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* The same from a YAML text (n_bytes); `name` is for messages, relative paths are put behind `folder` (NULL: left as
- * they are); args may be NULL. */
-int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder, const qc_args *args,
-                    qc_recipe *ret, qc_err *err) QC_WARN_UNUSED;
+/* The same from a YAML text (n_bytes); `name` is for messages, relative paths are put behind `folder` (NULL:
+ * left as they are); args may be NULL. */
+int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder,
+                    const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNUSED;
 
 void qc_recipe_clear(qc_recipe *recipe);
 
-/* Normalised form with all keys and defaults, for reports / only the keys that decide the bytes of artifacts (no
- * paths, threads, memory), for manifests. NULL when out of memory; free with cJSON_Delete. */
+/* Normalised form with all keys and defaults, for reports / only the keys that decide the bytes of artifacts
+ * (no paths, threads, memory), for manifests. NULL when out of memory; free with cJSON_Delete. */
 cJSON *qc_recipe_to_json(const qc_recipe *recipe);
 cJSON *qc_recipe_artifact_json(const qc_recipe *recipe);
 

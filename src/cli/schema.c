@@ -9,16 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELD(S, m) .offset = offsetof(S, m), .field_bytes = sizeof(((S *)0)->m)
+#define FIELD(S, m)   .offset = offsetof(S, m), .field_bytes = sizeof(((S *)0)->m)
 #define COUNTED(S, m) FIELD(S, m), .aux_offset = offsetof(S, n_##m)
 
 static const qc_key calibration_keys[] = {
 #define S qc_recipe_calibration
-    {"text", QC_KEY_PATH, FIELD(S, text), .now = "", .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
+    {"text", QC_KEY_PATH, FIELD(S, text), .now = "",
+     .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
     {"statistics", QC_KEY_PATH, FIELD(S, statistics), .now = "",
      .help = "statistics made earlier, instead of a text"},
-    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .now = "", .unit = "windows", .deflt = "128",
-     .help = "calibration windows"},
+    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .now = "", .unit = "windows",
+     .deflt = "128", .help = "calibration windows"},
     {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .now = "", .unit = "tokens",
      .deflt = "2048", .help = "length of a calibration window"},
     {"seed", QC_KEY_INT, FIELD(S, seed), .min = 0, .max = 9007199254740992.0, .now = "", .deflt = "0",
@@ -29,15 +30,20 @@ static const qc_key calibration_keys[] = {
 
 static const qc_key weights_keys[] = {
 #define S qc_recipe_weights
-    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .unit = "bits", .deflt = "4", .help = "bits per weight"},
-    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
-     .unit = "columns", .deflt = "128", .help = "input columns that share a scale, or channel: one scale per row"},
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .unit = "bits", .deflt = "4",
+     .help = "bits per weight"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .multiple = 8, .words = "channel",
+     .word_value = -1, .unit = "columns", .deflt = "128",
+     .help = "input columns that share a scale, or channel: one scale per row"},
     {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true", .help = "grid without zero points"},
     {"search", QC_KEY_ENUM, FIELD(S, search), .words = "minmax|mse", .deflt = "mse",
      .help = "how scales are chosen: from the extremes, or by the least squared error"},
-    {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "f32|f16|bf16", .deflt = "f16", .help = "stored type of scales"},
-    {"group_fallback", QC_KEY_ENUM, FIELD(S, group_fallback), .words = "error|channel|smaller|keep", .deflt = "error",
-     .help = "where the group does not divide a matrix: refuse, one scale per row, a smaller group, or keep 16 bit"},
+    {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "f32|f16|bf16", .deflt = "f16",
+     .help = "stored type of scales"},
+    {"group_fallback", QC_KEY_ENUM, FIELD(S, group_fallback), .words = "error|channel|smaller|keep",
+     .deflt = "error",
+     .help = "where the group does not divide a matrix: refuse, one scale per row, a smaller group, or keep "
+             "16 bit"},
     {0}
 #undef S
 };
@@ -56,8 +62,9 @@ static const qc_key embedding_keys[] = {
 #define S qc_recipe_embedding
     {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .words = "16", .word_value = 16, .unit = "bits",
      .deflt = "8", .help = "bits of embedding and head; 16 leaves them as they are"},
-    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
-     .unit = "columns", .deflt = "channel", .help = "columns of embedding and head that share a scale"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .multiple = 8, .words = "channel",
+     .word_value = -1, .unit = "columns", .deflt = "channel",
+     .help = "columns of embedding and head that share a scale"},
     {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true",
      .help = "grid of embedding and head without zero points"},
     {0}
@@ -66,15 +73,16 @@ static const qc_key embedding_keys[] = {
 
 static const qc_key gptq_keys[] = {
 #define S qc_recipe_gptq
-    {"order", QC_KEY_ENUM, FIELD(S, order), .words = "none|static|dynamic", .now = "static", .deflt = "static",
-     .help = "order of columns"},
+    {"order", QC_KEY_ENUM, FIELD(S, order), .words = "none|static|dynamic", .now = "static",
+     .deflt = "static", .help = "order of columns"},
     {"damp", QC_KEY_FLOAT, FIELD(S, damp), .min = 0, .max = 1, .now = "", .deflt = "0.01",
      .help = "damping as a fraction of the mean diagonal"},
-    {"refit", QC_KEY_BOOL, FIELD(S, refit), .now = "", .deflt = "true", .help = "fit scales again after the codes"},
+    {"refit", QC_KEY_BOOL, FIELD(S, refit), .now = "", .deflt = "true",
+     .help = "fit scales again after the codes"},
     {"sweeps", QC_KEY_INT, FIELD(S, sweeps), .min = 0, .max = 100, .now = "", .deflt = "1",
      .help = "coordinate descent sweeps after the solve"},
-    {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .now = "quantized", .deflt = "quantized",
-     .help = "stream that a layer's statistics are taken from"},
+    {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .now = "quantized",
+     .deflt = "quantized", .help = "stream that a layer's statistics are taken from"},
     {0}
 #undef S
 };
@@ -84,8 +92,8 @@ static const qc_key override_keys[] = {
     {"match", QC_KEY_STRING, FIELD(S, match), .required = true, .help = "glob over tensor names (* ? [...])"},
     {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .words = "16", .word_value = 16, .unit = "bits",
      .help = "bits per weight; 16 leaves the tensor as it is"},
-    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .words = "channel", .word_value = -1,
-     .unit = "columns", .help = "input columns that share a scale"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .multiple = 8, .words = "channel",
+     .word_value = -1, .unit = "columns", .help = "input columns that share a scale"},
     {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .help = "grid without zero points"},
     {0}
 #undef S
@@ -95,7 +103,8 @@ static const qc_key budget_keys[] = {
 #define S qc_recipe_budget
     {"bits_average", QC_KEY_FLOAT, FIELD(S, bits_average), .min = 2, .max = 16, .now = "", .unit = "bits",
      .help = "average bits per weight to reach"},
-    {"size", QC_KEY_SIZE, FIELD(S, size_bytes), .now = "", .unit = "bytes", .help = "size of the artifact to reach"},
+    {"size", QC_KEY_SIZE, FIELD(S, size_bytes), .now = "", .unit = "bytes",
+     .help = "size of the artifact to reach"},
     {0}
 #undef S
 };
@@ -107,7 +116,8 @@ static const qc_key quantize_keys[] = {
     {"weights", QC_KEY_MAP, FIELD(S, weights), .sub = weights_keys, .help = "grid of the linear layers"},
     {"activations", QC_KEY_MAP, FIELD(S, activations), .sub = activations_keys, .words = "none",
      .help = "grid of the activations"},
-    {"embedding", QC_KEY_MAP, FIELD(S, embedding), .sub = embedding_keys, .help = "grid of embedding and head"},
+    {"embedding", QC_KEY_MAP, FIELD(S, embedding), .sub = embedding_keys,
+     .help = "grid of embedding and head"},
     {"gptq", QC_KEY_MAP, FIELD(S, gptq), .sub = gptq_keys, .help = "options of method gptq"},
     {"overrides", QC_KEY_LIST, COUNTED(S, overrides), .sub = override_keys, .elem_bytes = sizeof(qc_override),
      .help = "other grids for tensors by name, later ones win"},
@@ -127,12 +137,14 @@ static const qc_key verify_keys[] = {
 #define S qc_recipe_verify
     {"enabled", QC_KEY_BOOL, FIELD(S, enabled), .deflt = "true",
      .help = "measure what was written against the 16-bit model"},
-    {"text", QC_KEY_PATH, FIELD(S, text), .help = "UTF-8 text to measure with; without it the bundled held-out text"},
-    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e9, .words = "all", .unit = "windows", .deflt = "16",
-     .help = "windows to measure, or all"},
+    {"text", QC_KEY_PATH, FIELD(S, text),
+     .help = "UTF-8 text to measure with; without it the bundled held-out text"},
+    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e9, .words = "all", .unit = "windows",
+     .deflt = "16", .help = "windows to measure, or all"},
     {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .words = "auto", .unit = "tokens",
      .deflt = "auto", .help = "length of a window; auto is 2048 or what the model allows"},
-    {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES, .help = "limits that the artifact must keep"},
+    {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES,
+     .help = "limits that the artifact must keep"},
     {0}
 #undef S
 };
@@ -141,10 +153,10 @@ static const qc_key run_keys[] = {
 #define S qc_recipe_run
     {"device", QC_KEY_ENUM, FIELD(S, device), .words = "auto|cpu|cuda", .now = "auto|cpu", .deflt = "auto",
      .help = "where to compute"},
-    {"compute", QC_KEY_ENUM, FIELD(S, compute), .words = "f32|bf16", .now = "f32", .deflt = "f32", .artifact = true,
-     .help = "arithmetic of matrix products"},
-    {"threads", QC_KEY_INT, FIELD(S, threads), .min = 1, .max = 1024, .words = "0", .unit = "threads", .deflt = "0",
-     .help = "threads; 0 is one per usable processor. Results do not depend on it"},
+    {"compute", QC_KEY_ENUM, FIELD(S, compute), .words = "f32|bf16", .now = "f32", .deflt = "f32",
+     .artifact = true, .help = "arithmetic of matrix products"},
+    {"threads", QC_KEY_INT, FIELD(S, threads), .min = 1, .max = 1024, .words = "0", .unit = "threads",
+     .deflt = "0", .help = "threads; 0 is one per usable processor. Results do not depend on it"},
     {"memory", QC_KEY_SIZE, FIELD(S, memory_bytes), .words = "none", .unit = "bytes", .deflt = "none",
      .help = "cap on peak memory, as 900MB or 2GiB"},
     {"scratch", QC_KEY_PATH, FIELD(S, scratch),
@@ -158,11 +170,13 @@ static const qc_key run_keys[] = {
 static const qc_key emit_keys[] = {
 #define S qc_recipe_emit
     {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx",
-     .now = "auto|qpk", .deflt = "auto", .help = "format of the output; auto goes by the extension of its path"},
+     .now = "auto|qpk", .deflt = "auto",
+     .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type), .now = "", .help = "subtype of the format (gguf: q4_k_m)"},
-    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize), .sub = quantize_keys,
-     .optional = true, .now = "", .help = "another grid for this output; keys as in quantize"},
+    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize),
+     .sub = quantize_keys, .optional = true, .now = "",
+     .help = "another grid for this output; keys as in quantize"},
     {0}
 #undef S
 };
@@ -186,12 +200,14 @@ const qc_key qc_schema[] = {
     {"model", QC_KEY_PATH, FIELD(S, model), .help = "checkpoint folder or packed file to read"},
     {"calibration", QC_KEY_MAP, FIELD(S, calibration), .sub = calibration_keys, .artifact = true,
      .help = "text that statistics are taken from"},
-    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .sub = quantize_keys, .artifact = true, .help = "what is quantized and how"},
+    {"quantize", QC_KEY_MAP, FIELD(S, quantize), .sub = quantize_keys, .artifact = true,
+     .help = "what is quantized and how"},
     {"verify", QC_KEY_MAP, FIELD(S, verify), .sub = verify_keys, .help = "measurement of what was written"},
     {"run", QC_KEY_MAP, FIELD(S, run), .sub = run_keys, .help = "machine"},
     {"allow", QC_KEY_LIMITS, COUNTED(S, allow), .words = FALLBACK_NAMES,
      .help = "fallbacks permitted per kind; more is exit code 6"},
-    {"emit", QC_KEY_LIST, COUNTED(S, emit), .sub = emit_keys, .elem_bytes = sizeof(qc_recipe_emit), .help = "outputs"},
+    {"emit", QC_KEY_LIST, COUNTED(S, emit), .sub = emit_keys, .elem_bytes = sizeof(qc_recipe_emit),
+     .help = "outputs"},
     {"report", QC_KEY_MAP, FIELD(S, report), .sub = report_keys, .help = "reports to write"},
     {0}
 #undef S
@@ -247,6 +263,8 @@ static int describe_number(const qc_key *key, const char *what, qc_buf *ret, qc_
         QC_TRY(qc_buf_printf(ret, err, "%s from %.15g", what, key->min));
     else
         QC_TRY(qc_buf_printf(ret, err, "%s %.15g to %.15g", what, key->min, key->max));
+    if (key->multiple)
+        QC_TRY(qc_buf_printf(ret, err, " in steps of %d", key->multiple));
     return key->words ? qc_buf_printf(ret, err, " or %s", key->words) : QC_OK;
 }
 
@@ -323,7 +341,7 @@ int qc_parse_size(const char *text, uint64_t *ret_bytes, qc_err *err)
     static const struct {
         const char *unit;
         double factor;
-    } units[] = {{"", 1},      {"B", 1},       {"kB", 1e3},       {"KB", 1e3},       {"MB", 1e6},       {"GB", 1e9},
+    } units[] = {{"", 1},      {"B", 1},        {"kB", 1e3},     {"KB", 1e3},     {"MB", 1e6},    {"GB", 1e9},
                  {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
     size_t n = strspn(text, "0123456789."), i = 0, n_units = sizeof units / sizeof units[0];
     const char *unit = text + n + (text[n] == ' ');
@@ -342,8 +360,10 @@ int qc_parse_size(const char *text, uint64_t *ret_bytes, qc_err *err)
             return QC_OK;
         }
     }
-    return qc_fail(err, QC_E_INPUT, "'%.60s' is not a size (as 4096, 420MB or 2GiB; kB, MB, GB, TB are powers of 1000, "
-                   "KiB, MiB, GiB, TiB of 1024)", text);
+    return qc_fail(err, QC_E_INPUT,
+                   "'%.60s' is not a size (as 4096, 420MB or 2GiB; kB, MB, GB, TB are powers of 1000, "
+                   "KiB, MiB, GiB, TiB of 1024)",
+                   text);
 }
 
 static void put_int(const qc_key *key, int64_t value, void *field)
@@ -364,7 +384,8 @@ static int store_int(const qc_key *key, const char *text, void *field, qc_err *e
     qc_err why;
     qc_buf type = {0};
     int rc = qc_parse_int(text, &value, &why);
-    if (rc == QC_OK && (double)value >= key->min && (double)value <= key->max) {
+    if (rc == QC_OK && (double)value >= key->min && (double)value <= key->max &&
+        (!key->multiple || value % key->multiple == 0)) {
         put_int(key, value, field);
         return QC_OK;
     }

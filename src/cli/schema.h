@@ -1,5 +1,6 @@
-/* Schema of the recipe: one table of keys with type, range, default, unit, help and place in struct qc_recipe. The
- * YAML reader, --set, the flags of the programs, the JSON in reports and docs/recipe.md are all made from it. */
+/* Schema of the recipe: one table of keys with type, range, default, unit, help and place in struct
+ * qc_recipe. The YAML reader, --set, the flags of the programs, the JSON in reports and docs/recipe.md are
+ * all made from it. */
 #ifndef QC_CLI_SCHEMA_H
 #define QC_CLI_SCHEMA_H
 
@@ -29,16 +30,18 @@ struct qc_key {
     qc_key_type type;
     size_t offset;      /* of the field in the struct of this table */
     size_t field_bytes; /* size of the field */
-    size_t aux_offset;  /* LIST, LIMITS: int count; MAP with `optional`: bool that says whether it was given */
+    size_t aux_offset; /* LIST, LIMITS: int count; MAP with `optional`: bool that says whether it was given */
     const qc_key *sub;
-    size_t elem_bytes;  /* LIST: of one element */
-    double min, max;    /* INT, FLOAT: inclusive */
-    const char *words;  /* ENUM, LIMITS: a|b|c. Others: the one word that is accepted besides, worth word_value */
+    size_t elem_bytes; /* LIST: of one element */
+    double min, max;   /* INT, FLOAT: inclusive */
+    int multiple;      /* INT: of what it must be a multiple; 0 = anything */
+    const char
+        *words; /* ENUM, LIMITS: a|b|c. Others: the one word that is accepted besides, worth word_value */
     int64_t word_value;
-    const char *now;    /* values that work today: ENUM a|b; "" = nothing but the default; NULL = all. A value that is
-                           known but not in the list is refused with QC_E_UNSUPPORTED */
-    const char *unit;   /* of the number, NULL = none */
-    const char *deflt;  /* default as text, NULL = unset */
+    const char *now;   /* values that work today: ENUM a|b; "" = nothing but the default; NULL = all. A value
+                          that is   known but not in the list is refused with QC_E_UNSUPPORTED */
+    const char *unit;  /* of the number, NULL = none */
+    const char *deflt; /* default as text, NULL = unset */
     const char *help;
     bool required; /* in an element of a list */
     bool optional; /* MAP: absent is different from all defaults */
@@ -51,12 +54,13 @@ extern const qc_key qc_schema[];
 /* Key by its path ("quantize.weights.bits", "emit.0.path" or "emit.path"); NULL if there is none. */
 const qc_key *qc_schema_find(const char *path);
 
-/* Read a scalar into its field (strings: owned). Paths are put behind `folder` unless it is NULL. On failure the
- * message says what is wrong with the value and nothing else: the caller puts place and key in front. */
-int qc_key_store(const qc_key *key, const char *text, const char *folder, void *field, qc_err *err) QC_WARN_UNUSED;
+/* Read a scalar into its field (strings: owned). Paths are put behind `folder` unless it is NULL. On failure
+ * the message says what is wrong with the value and nothing else: the caller puts place and key in front. */
+int qc_key_store(const qc_key *key, const char *text, const char *folder, void *field,
+                 qc_err *err) QC_WARN_UNUSED;
 
-/* "420MB", "2GiB", "1.5GB", "4096": kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024, B or no unit is
- * bytes; a blank may stand before the unit. */
+/* "420MB", "2GiB", "1.5GB", "4096": kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB of 1024, B or no
+ * unit is bytes; a blank may stand before the unit. */
 int qc_parse_size(const char *text, uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
 int qc_parse_int(const char *text, int64_t *ret, qc_err *err) QC_WARN_UNUSED;
 int qc_parse_float(const char *text, double *ret, qc_err *err) QC_WARN_UNUSED;

@@ -8,13 +8,11 @@
 
 static const qc_program *const programs[] = {&qc_program_qconvert, &qc_program_qinspect, &qc_program_qeval};
 
-static const qc_opt opts[] = {
-    {"alpha", 'a', "Test", .help = "a switch"},
-    {"beta", 'b', .arg = "N", .unit = "apples", .deflt = "3", .help = "a number"},
-    {"gamma", 'c', .command = "do", .help = "a switch of do"},
-    {"delta", .help = "comes later", .later = true},
-    {0}
-};
+static const qc_opt opts[] = {{"alpha", 'a', "Test", .help = "a switch"},
+                              {"beta", 'b', .arg = "N", .unit = "apples", .deflt = "3", .help = "a number"},
+                              {"gamma", 'c', .command = "do", .help = "a switch of do"},
+                              {"delta", .help = "comes later", .later = true},
+                              {0}};
 static const qc_opt_note commands[] = {{"do", "something"}, {0}};
 static const qc_program program = {.name = "prog", .commands = commands, .opts = opts, .max_operands = 2};
 
@@ -23,7 +21,7 @@ static qc_args args;
 
 static int parse(int n, const char *const *words)
 {
-    char *argv[16] = {(char *)(uintptr_t)"prog"};
+    char *argv[16] = {(char *)(uintptr_t) "prog"};
     for (int i = 0; i < n; i++)
         argv[i + 1] = (char *)(uintptr_t)words[i];
     return qc_args_parse(&program, n + 1, argv, &args, &err);
@@ -115,11 +113,13 @@ START_TEST(tables_are_sound)
         ck_assert_ptr_nonnull(programs[p]->examples);
         for (int i = 0; (a = qc_opt_at(programs[p], i)); i++) {
             ck_assert_msg(qc_opt_text(a) != NULL, "%s --%s has no help", programs[p]->name, a->name);
-            ck_assert_msg(!a->key || !*a->key || qc_schema_find(a->key), "--%s sets unknown key %s", a->name, a->key);
+            ck_assert_msg(!a->key || !*a->key || qc_schema_find(a->key), "--%s sets unknown key %s", a->name,
+                          a->key);
             ck_assert_msg(!a->value || a->key, "--%s has a value without a key", a->name);
             for (int j = 0; j < i && (b = qc_opt_at(programs[p], j)); j++) {
                 ck_assert_str_ne(a->name, b->name);
-                ck_assert_msg(!a->letter || a->letter != b->letter, "%s: -%c twice", programs[p]->name, a->letter);
+                ck_assert_msg(!a->letter || a->letter != b->letter, "%s: -%c twice", programs[p]->name,
+                              a->letter);
             }
         }
     }
@@ -151,8 +151,8 @@ END_TEST
 
 START_TEST(man_pages_have_all_sections)
 {
-    static const char *const sections[] = {".TH ", ".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS",
-                                           ".SH EXAMPLES", ".SH EXIT STATUS"};
+    static const char *const sections[] = {".TH ",        ".SH NAME",     ".SH SYNOPSIS",   ".SH DESCRIPTION",
+                                           ".SH OPTIONS", ".SH EXAMPLES", ".SH EXIT STATUS"};
     for (int p = 0; p < N(programs); p++) {
         qc_buf text = {0};
         ck_assert_int_eq(qc_opt_man(programs[p], "1.2.3", &text, &err), QC_OK);
@@ -170,25 +170,37 @@ END_TEST
 START_TEST(flags_equal_set)
 {
     static const char *const pairs[][2] = {
-        {"--method=rtn", "quantize.method=rtn"},       {"--bits=3", "quantize.weights.bits=3"},
-        {"-g64", "quantize.weights.group=64"},         {"--asymmetric", "quantize.weights.symmetric=false"},
-        {"--symmetric", "quantize.weights.symmetric=true"}, {"--search=minmax", "quantize.weights.search=minmax"},
+        {"--method=rtn", "quantize.method=rtn"},
+        {"--bits=3", "quantize.weights.bits=3"},
+        {"-g64", "quantize.weights.group=64"},
+        {"--asymmetric", "quantize.weights.symmetric=false"},
+        {"--symmetric", "quantize.weights.symmetric=true"},
+        {"--search=minmax", "quantize.weights.search=minmax"},
         {"--group-fallback=keep", "quantize.weights.group_fallback=keep"},
         {"--embedding-bits=16", "quantize.embedding.bits=16"},
-        {"--override=*.a:bits=8,group=channel", "quantize.overrides=[{match: '*.a', bits: 8, group: channel}]"},
-        {"--skip=*.b", "quantize.skip=['*.b']"},       {"-oa.qpk", "emit[0].path=a.qpk"},
-        {"--report=r.json", "report.json=r.json"},     {"--manifest=m.json", "report.manifest=m.json"},
-        {"--text=t.txt", "verify.text=t.txt"},         {"--windows=all", "verify.windows=all"},
-        {"--length=77", "verify.length=77"},           {"--gate=top1=0.9", "verify.gates.top1=0.9"},
-        {"--no-verify", "verify.enabled=false"},       {"--device=cpu", "run.device=cpu"},
-        {"--compute=f32", "run.compute=f32"},          {"--threads=7", "run.threads=7"},
-        {"--memory=2GiB", "run.memory=2147483648"},    {"--allow-nonfinite", "run.allow_nonfinite=true"},
+        {"--override=*.a:bits=8,group=channel",
+         "quantize.overrides=[{match: '*.a', bits: 8, group: channel}]"},
+        {"--skip=*.b", "quantize.skip=['*.b']"},
+        {"-oa.qpk", "emit[0].path=a.qpk"},
+        {"--report=r.json", "report.json=r.json"},
+        {"--manifest=m.json", "report.manifest=m.json"},
+        {"--text=t.txt", "verify.text=t.txt"},
+        {"--windows=all", "verify.windows=all"},
+        {"--length=77", "verify.length=77"},
+        {"--gate=top1=0.9", "verify.gates.top1=0.9"},
+        {"--no-verify", "verify.enabled=false"},
+        {"--device=cpu", "run.device=cpu"},
+        {"--compute=f32", "run.compute=f32"},
+        {"--threads=7", "run.threads=7"},
+        {"--memory=2GiB", "run.memory=2147483648"},
+        {"--allow-nonfinite", "run.allow_nonfinite=true"},
     };
     for (int i = 0; i < N(pairs); i++) {
         char *json[2];
         for (int k = 0; k < 2; k++) {
             qc_recipe r;
-            char *argv[] = {(char *)(uintptr_t)"qconvert", (char *)(uintptr_t)(k ? "--set" : pairs[i][0]), (char *)(uintptr_t)pairs[i][1]};
+            char *argv[] = {(char *)(uintptr_t) "qconvert", (char *)(uintptr_t)(k ? "--set" : pairs[i][0]),
+                            (char *)(uintptr_t)pairs[i][1]};
             ck_assert_int_eq(qc_args_parse(&qc_program_qconvert, 2 + k, argv, &args, &err), QC_OK);
             ck_assert_msg(qc_recipe_load(&args, &r, &err) == QC_OK, "%s: %s", pairs[i][k], err.msg);
             cJSON *doc = qc_recipe_to_json(&r);

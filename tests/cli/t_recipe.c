@@ -97,7 +97,7 @@ START_TEST(every_supported_key)
     ck_assert_str_eq(r.emit[1].path, "dir/../b.qpk");
     ck_assert_str_eq(r.report.manifest, "dir/m.json");
     qc_policy policy;
-    qc_recipe_policy(&r, &policy);
+    qc_recipe_policy(&r.quantize, &policy);
     ck_assert_int_eq(policy.weights.grid.scale_dtype, QC_DT_BF16);
     ck_assert(!policy.quantize_embedding);
     ck_assert_int_eq(policy.n_overrides, 2);
@@ -176,7 +176,8 @@ START_TEST(wrong_content)
         {"quantize: {weights: {bits: -9223372036854775809}}\n", "r.yaml:1:28: quantize.weights.bits: '-9223372036854775809' is too large"},
         {"quantize: {weights: {bits: [4]}}\n", "r.yaml:1:28: quantize.weights.bits: a list where whole number 2 to 8 is expected"},
         {"quantize: {weights: {symmetric: yes}}\n", "r.yaml:1:33: quantize.weights.symmetric: 'yes' is not true or false"},
-        {"quantize: {weights: {group: 8}}\n", "r.yaml:1:29: quantize.weights.group: 8 is out of range (whole number 16 to 1024 or channel expected)"},
+        {"quantize: {weights: {group: 8}}\n", "r.yaml:1:29: quantize.weights.group: 8 is out of range (whole number 16 to 1024 in steps of 8 or channel expected)"},
+        {"quantize: {weights: {group: 100}}\n", "r.yaml:1:29: quantize.weights.group: 100 is out of range"},
         {"quantize: {weights: {search: best}}\n", "r.yaml:1:30: quantize.weights.search: 'best' is none of minmax, mse"},
         {"quantize: {gptq: {damp: 2}}\n", "r.yaml:1:25: quantize.gptq.damp: 2 is out of range (0 to 1)"},
         {"quantize: {gptq: {damp: nan}}\n", "r.yaml:1:25: quantize.gptq.damp: 'nan' is not a number"},

@@ -1,5 +1,5 @@
-/* docs/recipe.md against the schema: every key has its row with type, default, unit, flag and meaning, and no row names a
- * key that does not exist. `t_recipe_doc print` prints the rows as they should be. */
+/* docs/recipe.md against the schema: every key has its row with type, default, unit, flag and meaning, and no
+ * row names a key that does not exist. `t_recipe_doc print` prints the rows as they should be. */
 #include "programs.h"
 #include "qc_buf.h"
 #include "qc_file.h"
@@ -44,8 +44,9 @@ static void add_rows(const qc_key *table, const char *prefix, const char *flag_p
         snprintf(flag_path, sizeof flag_path, "%s%s%s", flag_prefix, *flag_prefix ? "." : "", key->name);
         const char *deflt = key->deflt ? key->deflt : key->required ? "required" : "unset";
         if (qc_key_describe(key, &type, &err) < 0 ||
-            qc_buf_printf(&rows, &err, "| `%s` | %s%s%s | %s | %s | %s%s |\n", path, type.data, key->unit ? ", " : "",
-                          key->unit ? key->unit : "", deflt, flag_of(flag_path), key->help, today(key)) < 0)
+            qc_buf_printf(&rows, &err, "| `%s` | %s%s%s | %s | %s | %s%s |\n", path, type.data,
+                          key->unit ? ", " : "", key->unit ? key->unit : "", deflt, flag_of(flag_path),
+                          key->help, today(key)) < 0)
             exit(2);
         n_rows++;
         qc_buf_clear(&type);
@@ -93,7 +94,8 @@ START_TEST(example_parses)
         start += strlen("```yaml\n");
         char *end = strstr(start, "```");
         int rc = qc_recipe_parse(start, (size_t)(end - start), "example", NULL, NULL, &r, &err);
-        ck_assert_msg(rc == (n_examples ? QC_E_UNSUPPORTED : QC_OK), "example %d: %d %s", n_examples, rc, err.msg);
+        ck_assert_msg(rc == (n_examples ? QC_E_UNSUPPORTED : QC_OK), "example %d: %d %s", n_examples, rc,
+                      err.msg);
         if (rc == QC_OK)
             qc_recipe_clear(&r);
     }
