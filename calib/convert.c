@@ -1,5 +1,6 @@
 #include "convert.h"
 
+#include "family.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_math.h"
@@ -346,6 +347,15 @@ static int convert_item(run *r, const qc_convert_item *planned, qc_account_list 
     return account(r, &item, &stats, accounts, err);
 }
 
+/* A tied table is stored once, under the name that it has in the source; the other name becomes an alias. */
+static int add_tied_name(const qc_model *model, qc_qpk_writer *writer, qc_err *err)
+{
+    const char *const *names = model->config.family->names;
+    const char *stored = model->src->info(model->src, qc_model_tensor(model, 0, QC_SLOT_EMBEDDING))->name;
+    bool as_head = strcmp(stored, names[QC_SLOT_HEAD]) == 0;
+    return qc_qpk_add_alias(writer, names[as_head ? QC_SLOT_EMBEDDING : QC_SLOT_HEAD], stored, err);
+}
+
 int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
                    qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err)
 {
@@ -355,7 +365,5 @@ int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backen
             r.all += (double)qc_tensor_n_elems(model->src->info(model->src, plan->items[i].tensor));
     for (int64_t i = 0; i < plan->n_items; i++)
         QC_TRY(convert_item(&r, &plan->items[i], accounts, events, err));
-    if (model->config.tied)
-        QC_TRY(qc_qpk_add_alias(writer, "lm_head.weight", "model.embed_tokens.weight", err));
-    return QC_OK;
+    return model->config.tied ? add_tied_name(model, writer, err) : QC_OK;
 }

@@ -125,7 +125,7 @@ static int settle_tie(qc_model *model, qc_err *err)
             head = src->find(src, f->names[QC_SLOT_HEAD]);
     char text[QC_ERR_MSG_BYTES];
     bool equal = false;
-    if (!model->config.tied || head < 0)
+    if (!model->config.tied || head < 0 || head == table) /* a packed file knows the head as a second name */
         return QC_OK;
     if (table < 0) {
         *slot_cell(model, 0, QC_SLOT_EMBEDDING) = head;

@@ -248,6 +248,31 @@ START_TEST(rope_frequencies)
 }
 END_TEST
 
+/* The numbers of published Qwen3 files: 128 dimensions, base 1e6, 32768 positions. The ramp runs from
+ * dimension 128 ln(32768 / (32 * 2 pi)) / (2 ln 1e6) = 23.595 to 128 ln(32768 / (2 pi)) / (2 ln 1e6)
+ * = 39.650, rounded outwards. */
+START_TEST(yarn_ramp)
+{
+    for (int truncate = 0; truncate < 2; truncate++) {
+        qc_rope_config rope = {.kind = QC_ROPE_YARN,
+                               .theta = 1e6,
+                               .factor = 4,
+                               .original_max_positions = 32768,
+                               .beta_fast = 32,
+                               .beta_slow = 1,
+                               .attention_factor = 1,
+                               .truncate = truncate};
+        double f[64], low = truncate ? 23 : 128 * log(32768 / (64 * acos(-1.0))) / (2 * log(1e6));
+        double high = truncate ? 40 : 128 * log(32768 / (2 * acos(-1.0))) / (2 * log(1e6));
+        qc_rope_inv_freq(&rope, 128, f);
+        for (int i = 0; i < 64; i++) {
+            double base = pow(1e6, -i / 64.0), ramp = i < low ? 0 : i > high ? 1 : (i - low) / (high - low);
+            ck_assert(fabs(f[i] / base - (1 - 0.75 * ramp)) < 1e-12);
+        }
+    }
+}
+END_TEST
+
 START_TEST(c5_kv_heads)
 {
     CHECK({"llama", "{\"num_key_value_heads\": \"ABSENT\"}", QC_OK, "num_key_value_heads is absent"},
@@ -391,6 +416,7 @@ int main(void)
         {"rope_kinds", rope_kinds},
         {"c4_attention_factor", c4_attention_factor},
         {"rope_frequencies", rope_frequencies},
+        {"yarn_ramp", yarn_ramp},
         {"c5_kv_heads", c5_kv_heads},
         {"c6_end_ids", c6_end_ids},
         {"c7_vocab_size", c7_vocab_size},
