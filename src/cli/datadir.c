@@ -4,7 +4,7 @@
 #include "qc_file.h"
 
 #include <limits.h>
-#include <string.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 /* Candidates in this order: <exe>/../share/qconvert (any prefix, DESTDIR included), the source tree of an uninstalled
@@ -30,8 +30,10 @@ static int find(const char *installed, const char *in_tree, char **ret, qc_err *
     qc_free(folder);
     if (!found)
         return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed", QC_DATADIR, installed);
-    *ret = found;
-    return QC_OK;
+    char whole[PATH_MAX]; /* without the dots, for people to read */
+    *ret = qc_strdup(realpath(found, whole) ? whole : found);
+    qc_free(found);
+    return *ret ? QC_OK : qc_fail_nomem(err, installed, PATH_MAX);
 }
 
 int qc_demo_model(char **ret, qc_err *err)

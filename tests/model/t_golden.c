@@ -97,7 +97,7 @@ START_TEST(demo_model)
     qc_model model;
     qc_source *src = open_source("models/demo-qwen3");
     ck_assert_msg(qc_model_open(src, &model, &err) == QC_OK, "%s", err.msg);
-    qc_st_file golden = open_golden("models/demo-qwen3", "golden-logits.safetensors");
+    qc_st_file golden = open_golden("golden/demo-qwen3", "golden-logits.safetensors");
     int64_t n, n_ids, n_positions, n_nll, n_states;
     int32_t *ids = golden_ints(&golden, "input_ids", &n_ids),
             *positions = golden_ints(&golden, "positions", &n_positions);
