@@ -7,17 +7,14 @@
 #include <math.h>
 #include <string.h>
 
-/* Search plan: n_coarse values of p, evenly spaced from the largest that can be useful down to p_min, then n_fine on
- * each side of the best one between its neighbours, then scales refitted to the codes of the best grid. */
-typedef struct search_plan {
-    float p_min;
-    int n_coarse, n_fine, n_refit;
-} search_plan;
+/* Search: N_COARSE values of p, evenly spaced from the largest that can be useful down to p_min; then N_FINE on each
+ * side of the best one, up to its neighbours; then at most N_REFIT scales refitted to the codes of the best grid. */
+enum { N_COARSE = 12, N_FINE = 5, N_REFIT = 2 };
 
-static const search_plan plans[9] = {
-    [2] = {.30f, 24, 3, 2}, [3] = {.40f, 24, 3, 2}, [4] = {.50f, 24, 3, 2}, [5] = {.60f, 24, 3, 2},
-    [6] = {.70f, 24, 3, 2}, [7] = {.80f, 24, 3, 2}, [8] = {.90f, 24, 3, 2},
-};
+static float p_min(int bits)
+{
+    return bits < 4 ? 0.3f : 0.5f;
+}
 
 /* What stays the same along a row. */
 typedef struct row_ctx {
@@ -138,20 +135,20 @@ static float clamp_zero(const row_ctx *row, float z)
 }
 
 /* Coarse pass over s = p * base for both ends of the code range; returns the distance of neighbours. */
-static float search_coarse(const row_ctx *row, const group_ctx *g, const search_plan *plan, grid_choice *best)
+static float search_coarse(const row_ctx *row, const group_ctx *g, grid_choice *best)
 {
     bool symmetric = row->spec->grid.symmetric;
     float levels = symmetric ? row->middle : row->qmax; /* steps of the longer side / of the range */
     float base = (symmetric ? fmaxf(g->hi, -g->lo) : g->hi - g->lo) / levels;
     float p_max = levels / (levels - 1); /* beyond it a code at the end would never be used */
-    float step = (p_max - plan->p_min) / (float)(plan->n_coarse - 1);
+    float step = (p_max - p_min(row->spec->grid.bits)) / (N_COARSE - 1);
     qc_quant_tries t = {.n = 0};
-    for (int i = 0; i < plan->n_coarse; i++) {
+    for (int i = 0; i < N_COARSE; i++) {
         float p = p_max - step * (float)i;
         add_try(&t, p * base, symmetric ? row->middle : p * g->lo);
     }
     if (symmetric && row->spec->sym_rule == QC_SYM_FULL_RANGE)
-        for (int i = 0; i < plan->n_coarse; i++)
+        for (int i = 0; i < N_COARSE; i++)
             add_try(&t, -t.scale[i], row->middle);
     finish_tries(row, &t, !symmetric);
     take_best(row, g, &t, best);
@@ -159,22 +156,22 @@ static float search_coarse(const row_ctx *row, const group_ctx *g, const search_
 }
 
 /* Finer steps around the best scale, for asymmetric grids with the zeros next to the best one too. */
-static void search_fine(const row_ctx *row, const group_ctx *g, const search_plan *plan, float step, grid_choice *best)
+static void search_fine(const row_ctx *row, const group_ctx *g, float step, grid_choice *best)
 {
     int n_zeros = row->spec->grid.symmetric ? 0 : 1;
     qc_quant_tries t = {.n = 0};
     for (int dz = -n_zeros; dz <= n_zeros; dz++)
-        for (int i = -plan->n_fine; i <= plan->n_fine; i++)
-            add_try(&t, best->scale + step * (float)i / (float)(plan->n_fine + 1),
+        for (int i = -N_FINE; i <= N_FINE; i++)
+            add_try(&t, best->scale + step * (float)i / (N_FINE + 1),
                     clamp_zero(row, best->zero + (float)dz));
     finish_tries(row, &t, false);
     take_best(row, g, &t, best);
 }
 
 /* The least-squares scale for the codes of the best grid (methods.md 5.8 with a diagonal), while it helps. */
-static void search_refit(const row_ctx *row, const group_ctx *g, const search_plan *plan, grid_choice *best)
+static void search_refit(const row_ctx *row, const group_ctx *g, grid_choice *best)
 {
-    for (int i = 0; i < plan->n_refit; i++) {
+    for (int i = 0; i < N_REFIT; i++) {
         float dot, norm, before = best->error;
         row->ops->fit(g->x, g->h, g->n, row->qmax, best->inv, best->zero, &dot, &norm);
         if (!(norm > 0))
@@ -190,13 +187,12 @@ static void search_refit(const row_ctx *row, const group_ctx *g, const search_pl
 
 static void search_grid(const row_ctx *row, const group_ctx *g, grid_choice *best)
 {
-    const search_plan *plan = &plans[row->spec->grid.bits];
     qc_quant_tries t = {.n = 1, .scale = {best->scale}, .inv = {best->inv}, .zero = {best->zero}};
     best->error = INFINITY;
     take_best(row, g, &t, best);
-    float step = search_coarse(row, g, plan, best);
-    search_fine(row, g, plan, step, best);
-    search_refit(row, g, plan, best);
+    float step = search_coarse(row, g, best);
+    search_fine(row, g, step, best);
+    search_refit(row, g, best);
 }
 
 static void quant_group(const row_ctx *row, group_ctx *g, uint8_t *codes, float *scale, uint8_t *zero,

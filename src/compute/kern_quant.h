@@ -10,7 +10,7 @@
 #include "kern.h"
 
 #define QC_QUANT_LANES     16
-#define QC_QUANT_MAX_TRIES 96 /* candidates of one call of `scan`, even */
+#define QC_QUANT_MAX_TRIES 48 /* candidates of one call of `scan`, even */
 
 /* Grids to try for one group: value = scale * (code - zero), inv = 1 / scale. Zeros are integers 0 .. qmax. */
 typedef struct qc_quant_tries {
