@@ -7,6 +7,7 @@
 #include "gates.h"
 #include "job_report.h"
 #include "job_state.h"
+#include "main.h"
 #include "model.h"
 #include "open.h"
 #include "progress.h"
@@ -138,9 +139,6 @@ static int check_report_paths(const job *j, qc_err *err)
     return QC_OK;
 }
 
-/* What a process of this program takes before it does anything: code, libraries, tables. */
-#define BASE_BYTES (48ull << 20)
-
 static void plan_resources(job *j)
 {
     uint64_t work = 0, full = 0, least = 0;
@@ -151,12 +149,12 @@ static void plan_resources(job *j)
     if (j->recipe->verify.enabled) {
         const qc_model_config *c = &j->model.config;
         qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
-        if (j->recipe->run.memory_bytes && full + BASE_BYTES > j->recipe->run.memory_bytes) {
+        if (j->recipe->run.memory_bytes && full + QC_PROGRAM_BYTES > j->recipe->run.memory_bytes) {
             j->disk_plan_bytes += full - least;
             full = least;
         }
     }
-    j->peak_plan_bytes = BASE_BYTES + (work > full ? work : full);
+    j->peak_plan_bytes = QC_PROGRAM_BYTES + (work > full ? work : full);
 }
 
 static int check_resources(const job *j, qc_err *err)
@@ -260,7 +258,7 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);
         uint64_t cap = j->recipe->run.memory_bytes;
-        qc_eval_options options = {.memory_bytes = cap ? cap - BASE_BYTES : 0,
+        qc_eval_options options = {.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
                                    .scratch_folder = j->recipe->run.scratch,
                                    .progress = show_progress};
         rc = qc_evaluate(j->be, &j->model, &model, &j->windows, &options, &o->evaluation, err);

@@ -144,7 +144,8 @@ static const qc_opt qeval_opts[] = {
     {"length", .key = "verify.length"},
     {"ids", .arg = "FILE",
      .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
-             "is a list of token counts and summed negative log-likelihoods"},
+             "is, per list, the number of scored ids (all but the first) and their summed negative "
+             "log-likelihood"},
     {"json", .help = "print JSON"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},

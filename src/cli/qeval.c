@@ -1,0 +1,320 @@
+/* qeval: perplexity and KL divergence of any readable model, alone or against a reference. */
+#include "backend.h"
+#include "datadir.h"
+#include "eval.h"
+#include "main.h"
+#include "model.h"
+#include "open.h"
+#include "programs.h"
+#include "progress.h"
+#include "qc_alloc.h"
+#include "qc_file.h"
+#include "qc_json.h"
+#include "recipe.h"
+#include "report.h"
+#include "tokenizer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_IDS_BYTES ((size_t)1 << 30)
+
+typedef struct input {
+    qc_source *src;
+    qc_model model;
+    bool is_open;
+} input;
+
+typedef struct eval_job {
+    const qc_args *args;
+    qc_recipe recipe; /* model, verify.*, run.* */
+    qc_pool *pool;
+    qc_backend *be;
+    input model, reference; /* reference.is_open false: none */
+} eval_job;
+
+static void show_progress(void *ctx, double fraction)
+{
+    (void)ctx;
+    qc_progress_update(fraction);
+}
+
+static int open_input(const char *path, input *ret, qc_err *err)
+{
+    QC_TRY(qc_source_open(path, &ret->src, err));
+    QC_TRY(qc_model_open(ret->src, &ret->model, err));
+    ret->is_open = true;
+    return QC_OK;
+}
+
+static void close_input(input *in)
+{
+    if (in->is_open)
+        qc_model_close(&in->model);
+    qc_source_close(in->src);
+}
+
+static qc_eval_options eval_options(const eval_job *j)
+{
+    uint64_t cap = j->recipe.run.memory_bytes;
+    return (qc_eval_options){.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
+                             .scratch_folder = j->recipe.run.scratch,
+                             .progress = show_progress};
+}
+
+/* ---- a text ---- */
+
+static int cut_text(const input *in, const char *text, int64_t length, int64_t n_windows, qc_windows *ret,
+                    qc_err *err)
+{
+    qc_tokenizer *tok;
+    QC_TRY(qc_tokenizer_from_source(in->src, &tok, err));
+    int rc = qc_windows_from_text(tok, text, length, n_windows, ret, err);
+    qc_tokenizer_free(tok);
+    return rc;
+}
+
+/* Both models must see the same ids, else their figures are about different things. */
+static int check_same_ids(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
+{
+    qc_windows other = {0};
+    if (!j->reference.is_open)
+        return QC_OK;
+    int rc = cut_text(&j->reference, text, windows->length, windows->n_windows, &other, err);
+    if (rc == QC_OK && strcmp(other.ids_sha256, windows->ids_sha256) != 0)
+        rc = qc_fail(err, QC_E_INPUT, "%s and %s turn the text %s into different token ids", j->recipe.model,
+                     j->reference.src->path, text);
+    qc_windows_clear(&other);
+    return rc;
+}
+
+static int window_length(const eval_job *j, int64_t *ret, qc_err *err)
+{
+    int64_t limit = j->model.model.config.max_positions;
+    if (j->reference.is_open && j->reference.model.config.max_positions < limit)
+        limit = j->reference.model.config.max_positions;
+    int64_t length = j->recipe.verify.length;
+    if (length > limit)
+        return qc_args_fail(j->args->program, err, "--length %lld: the model has at most %lld positions",
+                            (long long)length, (long long)limit);
+    *ret = length ? length : limit < 2048 ? limit : 2048;
+    return QC_OK;
+}
+
+static void print_evaluation(const eval_job *j, const qc_evaluation *e, const char *text)
+{
+    printf("model      %s\n", j->recipe.model);
+    if (j->reference.is_open)
+        printf("reference  %s\n", j->reference.src->path);
+    printf("text       %s: %lld windows of %lld tokens, %lld scored, %s\n", text, (long long)e->windows,
+           (long long)e->length, (long long)e->tokens_scored, e->bos ? "BOS in front" : "no BOS");
+    printf("ppl        %.4f\n", e->ppl);
+    if (!j->reference.is_open)
+        return;
+    printf("ppl ref    %.4f, ratio %.5f\n", e->ppl_reference, e->ppl_ratio);
+    printf("delta nll  %.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se);
+    printf("kld        mean %.6f, p99 %.6f, max %.6f nats\n", e->kld_mean, e->kld_p99, e->kld_max);
+    printf("top1       %.5f\n", e->top1);
+}
+
+/* Print and free; NULL counts as out of memory. */
+static int print_json(cJSON *doc, qc_err *err)
+{
+    char *text = doc ? qc_json_print(doc) : NULL;
+    cJSON_Delete(doc);
+    if (!text)
+        return qc_fail_nomem(err, "json", 0);
+    fputs(text, stdout);
+    qc_free(text);
+    return QC_OK;
+}
+
+static int score_windows(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
+{
+    qc_evaluation e;
+    qc_eval_options options = eval_options(j);
+    qc_progress_begin("evaluate", 1);
+    int rc = qc_evaluate(j->be, j->reference.is_open ? &j->reference.model : NULL, &j->model.model, windows,
+                         &options, &e, err);
+    qc_progress_end();
+    if (rc < 0)
+        return rc;
+    if (!(e.text = qc_strdup(text)))
+        rc = qc_fail_nomem(err, "text path", strlen(text));
+    else if (qc_args_has(j->args, "json"))
+        rc = print_json(qc_report_evaluation(&e), err);
+    else
+        print_evaluation(j, &e, text);
+    qc_evaluation_clear(&e);
+    return rc;
+}
+
+static int evaluate_text(const eval_job *j, qc_err *err)
+{
+    char *text = NULL;
+    int64_t length = 0;
+    qc_windows windows = {0};
+    QC_TRY(window_length(j, &length, err));
+    if (!j->recipe.verify.text)
+        QC_TRY(qc_demo_text(&text, err));
+    else if (!(text = qc_strdup(j->recipe.verify.text)))
+        return qc_fail_nomem(err, "text path", strlen(j->recipe.verify.text));
+    int rc = cut_text(&j->model, text, length, j->recipe.verify.windows, &windows, err);
+    if (rc == QC_OK)
+        rc = check_same_ids(j, text, &windows, err);
+    if (rc == QC_OK)
+        rc = score_windows(j, text, &windows, err);
+    qc_windows_clear(&windows);
+    qc_free(text);
+    return rc;
+}
+
+/* ---- lists of ids ---- */
+
+/* Arrays of one file of ids. */
+typedef struct id_lists {
+    int32_t *ids;
+    int64_t *lengths;
+    int64_t n, n_ids;
+} id_lists;
+
+static int check_list(const cJSON *list, int64_t number, const char *path, const qc_model_config *config,
+                      qc_err *err)
+{
+    int64_t id, i = 0;
+    if (!cJSON_IsArray(list) || !list->child)
+        return qc_fail(err, QC_E_INPUT, "%s: element %lld is no list of ids", path, (long long)number);
+    for (const cJSON *item = list->child; item; item = item->next, i++)
+        if (!qc_json_int(item, &id) || id < 0 || id >= config->vocab)
+            return qc_fail(err, QC_E_INPUT, "%s: list %lld, element %lld is no id from 0 to %lld", path,
+                           (long long)number, (long long)i, (long long)config->vocab - 1);
+    if (i > config->max_positions)
+        return qc_fail(err, QC_E_INPUT, "%s: list %lld has %lld ids, the model has at most %lld positions",
+                       path, (long long)number, (long long)i, (long long)config->max_positions);
+    return QC_OK;
+}
+
+static int read_lists(const cJSON *doc, const char *path, const qc_model_config *config, id_lists *ret,
+                      qc_err *err)
+{
+    if (!cJSON_IsArray(doc) || !doc->child)
+        return qc_fail(err, QC_E_INPUT, "%s: a list of lists of ids was expected", path);
+    for (const cJSON *list = doc->child; list; list = list->next) {
+        QC_TRY(check_list(list, ret->n++, path, config, err));
+        ret->n_ids += cJSON_GetArraySize(list);
+    }
+    ret->ids = qc_alloc((size_t)ret->n_ids, sizeof *ret->ids);
+    ret->lengths = qc_calloc((size_t)ret->n, sizeof *ret->lengths);
+    if (!ret->ids || !ret->lengths)
+        return qc_fail_nomem(err, "ids", (unsigned long long)ret->n_ids * sizeof *ret->ids);
+    int64_t i = 0, n = 0;
+    for (const cJSON *list = doc->child; list; list = list->next, n++)
+        for (const cJSON *item = list->child; item; item = item->next, ret->lengths[n]++)
+            ret->ids[i++] = (int32_t)item->valuedouble;
+    return QC_OK;
+}
+
+/* The sequences' figures as JSON, or printed when doc is NULL. */
+static bool put_sums(const id_lists *lists, const qc_token_score *scores, cJSON *doc)
+{
+    cJSON *list = doc ? cJSON_AddArrayToObject(doc, "sequences") : NULL;
+    if (doc && !list)
+        return false;
+    for (int64_t i = 0; i < lists->n; i++) {
+        double nll = 0;
+        int64_t n = lists->lengths[i] - 1;
+        for (int64_t t = 0; t < n; t++)
+            nll += (scores++)->nll_a;
+        if (!doc) {
+            printf("%lld: %lld tokens scored, nll %.6f nats\n", (long long)i, (long long)n, nll);
+            continue;
+        }
+        cJSON *item = cJSON_CreateObject();
+        if (!item || !cJSON_AddItemToArray(list, item)) {
+            cJSON_Delete(item);
+            return false;
+        }
+        if (!cJSON_AddNumberToObject(item, "tokens", (double)n) ||
+            !cJSON_AddNumberToObject(item, "nll_sum", nll))
+            return false;
+    }
+    return true;
+}
+
+static int score_lists(const eval_job *j, const id_lists *lists, qc_err *err)
+{
+    qc_eval_options options = eval_options(j);
+    qc_sequences seqs = {.ids = lists->ids, .lengths = lists->lengths, .n_sequences = lists->n};
+    qc_token_score *scores = qc_alloc((size_t)(lists->n_ids - lists->n), sizeof *scores);
+    if (!scores)
+        return qc_fail_nomem(err, "token scores", (unsigned long long)lists->n_ids * sizeof *scores);
+    qc_progress_begin("evaluate", 1);
+    int rc = qc_eval_tokens(j->be, &j->model.model, NULL, &seqs, &options, scores, err);
+    qc_progress_end();
+    if (rc == QC_OK && !qc_args_has(j->args, "json")) {
+        put_sums(lists, scores, NULL);
+    } else if (rc == QC_OK) {
+        cJSON *doc = cJSON_CreateObject();
+        if (doc && put_sums(lists, scores, doc)) {
+            rc = print_json(doc, err);
+        } else {
+            cJSON_Delete(doc);
+            rc = qc_fail_nomem(err, "json", 0);
+        }
+    }
+    qc_free(scores);
+    return rc;
+}
+
+static int evaluate_ids(const eval_job *j, const char *path, qc_err *err)
+{
+    cJSON *doc;
+    id_lists lists = {0};
+    if (j->reference.is_open || j->recipe.verify.text)
+        return qc_args_fail(j->args->program, err, "--ids goes without --reference and --text");
+    QC_TRY(qc_json_load(path, MAX_IDS_BYTES, true, &doc, err));
+    int rc = read_lists(doc, path, &j->model.model.config, &lists, err);
+    cJSON_Delete(doc);
+    if (rc == QC_OK)
+        rc = score_lists(j, &lists, err);
+    qc_free(lists.ids);
+    qc_free(lists.lengths);
+    return rc;
+}
+
+/* ---- the program ---- */
+
+static int run(eval_job *j, qc_err *err)
+{
+    const char *reference = qc_args_value(j->args, "reference"), *ids = qc_args_value(j->args, "ids");
+    uint64_t cap = j->recipe.run.memory_bytes;
+    if (!j->recipe.model)
+        return qc_args_fail(j->args->program, err, "no MODEL given");
+    if (cap && cap <= QC_PROGRAM_BYTES)
+        return qc_fail(err, QC_E_RESOURCE, "--memory: the program alone needs %llu MB",
+                       (unsigned long long)(QC_PROGRAM_BYTES / 1000000 + 1));
+    QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
+    QC_TRY(qc_backend_cpu_new(j->pool, &j->be, err));
+    QC_TRY(open_input(j->recipe.model, &j->model, err));
+    if (reference)
+        QC_TRY(open_input(reference, &j->reference, err));
+    return ids ? evaluate_ids(j, ids, err) : evaluate_text(j, err);
+}
+
+static int evaluate(const qc_args *args, qc_err *err)
+{
+    eval_job j = {.args = args};
+    QC_TRY(qc_recipe_load(args, &j.recipe, err));
+    int rc = run(&j, err);
+    close_input(&j.model);
+    close_input(&j.reference);
+    qc_backend_close(j.be);
+    qc_pool_free(j.pool);
+    qc_recipe_clear(&j.recipe);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    return qc_main(&qc_program_qeval, argc, argv, evaluate);
+}
