@@ -24,7 +24,8 @@ typedef struct qc_kern {
     int nr;           /* outputs per panel */
 
     /* c[m, n] = a[m, k] b[k, n], or += with accumulate; n <= nr, row strides lda, ldc. b is a panel [k, nr] whose
-     * columns beyond n hold zeros. Products are added in the order of k. */
+     * columns beyond n hold zeros; the panel behind it is likely the next one asked for. Products are added in the
+     * order of k. */
     void (*gemm)(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t m, int64_t n, int64_t k,
                  bool accumulate);
     /* Panel dst[k, nr] from rows src[n, k] (stride lds): dst[j, i] = src[i, j], zeros for i >= n; n <= nr. */

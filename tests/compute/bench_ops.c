@@ -1,5 +1,6 @@
 /* Speed of the operations at the shapes of real models: one table, every instruction set, OpenBLAS beside ours.
- * Usage: bench_ops [threads] [pattern]; each cell is the best of a few interleaved rounds. */
+ * Usage: bench_ops [pattern [threads]]. Each line is the best of a few interleaved rounds, in processor time of all
+ * threads, so that other work on the machine counts little; rates are per core. */
 #include "backend.h"
 #include "qc_cpu.h"
 #include "qc_rng.h"
@@ -11,19 +12,19 @@
 #include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 5, TOKENS = 2048 };
+enum { ROUNDS = 7, TOKENS = 2048 };
 
-static const char *const masks[] = {"", "avx512", "avx2"};
+static const char *const masks[] = {"", "avx512"};
 static const char *names[4] = {0};
 static qc_backend *backends[4];
-static int n_backends, n_threads = 2;
+static int n_backends, n_threads = 1;
 static qc_pool *pool;
 static const char *pattern = "";
 
 static double now(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -217,9 +218,9 @@ int main(int argc, char **argv)
                                         {1024, 3072}, {3072, 1024}, {1024, 4096}};
     qc_err err;
     if (argc > 1)
-        n_threads = atoi(argv[1]);
+        pattern = argv[1];
     if (argc > 2)
-        pattern = argv[2];
+        n_threads = atoi(argv[2]);
     if (qc_pool_new(n_threads, &pool, &err) != QC_OK)
         return 5;
     for (int i = 0; i < 2; i++) {
@@ -228,7 +229,7 @@ int main(int argc, char **argv)
         names[i] = i == 0 ? "best" : "-avx512";
         n_backends++;
     }
-    printf("%d threads; best = ", n_threads);
+    printf("%d threads, rates per core; best = ", n_threads);
     if (qc_cpu_set_mask("", &err) == QC_OK)
         printf("%s\n", qc_cpu_describe());
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)

@@ -15,8 +15,9 @@ typedef struct qc_cpu_backend {
 
 struct qc_weight {
     int64_t n_out, n_in;
-    /* With kern.use_blas the plain matrix [n_out, n_in]; else panels of kern.nr outputs, each [n_in, nr], the last one
-     * filled up with zeros. */
+    /* With kern.use_blas the plain matrix [n_out, n_in]; else for each block of inputs (block_in long, the last one
+     * shorter) panels of kern.nr outputs, each [block, nr], the last one filled up with zeros. */
+    int64_t block_in;
     float *data;
 };
 

@@ -13,7 +13,7 @@
 #include <math.h>
 #include <stdint.h>
 
-enum { NR = NRV * VL };
+enum { NR = NRV * VL, LINES = NR / 16 /* cache lines per row of a tile */ };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -70,9 +70,11 @@ INLINE vf v_tanh(vf x)
 /* ---- gemm ---- */
 
 /* M rows of c; M is a constant at every call, so that the sums stay in registers. Rows are reached by a pointer per
- * three and multiples of the stride: more pointers than that would not fit the integer registers. */
+ * three and multiples of the stride: more pointers than that would not fit the integer registers. Every 8 steps one
+ * line of c, needed at the end, and one from `ahead`, needed later, are asked for; all at once they would take the
+ * places of the loads that are needed now. */
 INLINE void gemm_rows(int M, float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t n, int64_t k,
-                      bool accumulate)
+                      bool accumulate, uintptr_t ahead)
 {
     vf sum[MR][NRV];
     const float *row[(MR + 2) / 3];
@@ -85,6 +87,12 @@ INLINE void gemm_rows(int M, float *c, int64_t ldc, const float *a, int64_t lda,
     for (int i = 0; i < (M + 2) / 3; i++)
         row[i] = a + 3 * i * lda;
     for (int64_t p = 0; p < k; p++) {
+        if (p % 8 == 0) {
+            int64_t line = p / 8;
+            __builtin_prefetch((const void *)(ahead + 64 * (uintptr_t)line), 0, 2);
+            if (line < M * LINES)
+                __builtin_prefetch((const void *)((uintptr_t)(c + line / LINES * ldc) + line % LINES * 64), 1);
+        }
         vf w[NRV];
 #pragma GCC unroll 4
         for (int j = 0; j < NRV; j++)
@@ -123,13 +131,14 @@ INLINE void gemm_rows(int M, float *c, int64_t ldc, const float *a, int64_t lda,
 static void gemm_simd(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t m, int64_t n,
                       int64_t k, bool accumulate)
 {
-    for (; m >= MR; m -= MR, a += MR * lda, c += MR * ldc)
-        gemm_rows(MR, c, ldc, a, lda, b, n, k, accumulate);
+    uintptr_t ahead = (uintptr_t)(b + k * NR); /* the panel that follows, a piece per tile */
+    for (; m >= MR; m -= MR, a += MR * lda, c += MR * ldc, ahead += 8 * (uintptr_t)k)
+        gemm_rows(MR, c, ldc, a, lda, b, n, k, accumulate, ahead);
     switch (m) {
 #define ROWS(M)                                                                                              \
     case M:                                                                                                  \
         if (M < MR)                                                                                          \
-            gemm_rows(M < MR ? M : 1, c, ldc, a, lda, b, n, k, accumulate);                                  \
+            gemm_rows(M < MR ? M : 1, c, ldc, a, lda, b, n, k, accumulate, ahead);                           \
         break
         ROWS(1);
         ROWS(2);

@@ -1,5 +1,5 @@
 /* linear: y = x W^T in tiles of TILE_TOKENS x TILE_OUT, one task each. A tile runs over the inputs in blocks, so that
- * the copied activations of a block stay in the second level cache and a panel of weights in the first. */
+ * the activations of a block stay in the second level cache and a panel of weights in the first. */
 #include "cpu.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
@@ -8,11 +8,18 @@
 #include <string.h>
 
 enum {
-    TILE_TOKENS = 96,
+    TILE_TOKENS = 192,
     TILE_OUT = 512,
-    BLOCK_IN = 256, /* a panel of QC_KERN_MAX_NR outputs x BLOCK_IN inputs takes 32 KiB */
-    ROW_PAD = 16    /* keeps the copied rows out of step with the cache's sets */
+    MAX_BLOCK_IN = 256,   /* a panel of 32 outputs x 256 inputs takes 32 KiB */
+    COPY_PAD = 16,        /* see tile_block */
+    CACHE_PERIOD = 1024   /* floats (4096 bytes) after which addresses share a set of the first level cache */
 };
+
+/* Panel of outputs n0 .. and inputs k0 .. (the start of a panel, the start of a block). */
+static float *panel(const qc_cpu_backend *cb, const qc_weight *w, int64_t n0, int64_t k0)
+{
+    return w->data + k0 * qc_round_up(w->n_out, cb->kern.nr) + n0 * qc_min_i64(w->block_in, w->n_in - k0);
+}
 
 typedef struct load_job {
     const qc_cpu_backend *cb;
@@ -39,8 +46,12 @@ static void load_task(void *ctx, int64_t task, int thread)
         atomic_store(&j->failed, 1);
         return;
     }
-    if (!j->cb->kern.use_blas)
-        j->cb->kern.pack(w->data + row0 * w->n_in, rows, w->n_in, n, w->n_in);
+    if (j->cb->kern.use_blas)
+        return;
+    for (int64_t k0 = 0; k0 < w->n_in; k0 += w->block_in) {
+        int64_t k = qc_min_i64(w->block_in, w->n_in - k0);
+        j->cb->kern.pack(panel(j->cb, w, row0, k0), rows + k0, w->n_in, n, k);
+    }
 }
 
 static int load_rows(qc_cpu_backend *cb, qc_weight *w, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
@@ -75,6 +86,7 @@ int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_row
     if (!w)
         return qc_fail_nomem(err, "weight matrix", sizeof *w);
     *w = (qc_weight){.n_out = n_out, .n_in = n_in};
+    w->block_in = n_in > 0 ? qc_ceil_div(n_in, qc_ceil_div(n_in, MAX_BLOCK_IN)) : 1;
     w->data = qc_alloc((size_t)(rows * n_in), sizeof *w->data);
     int rc = w->data ? QC_OK : qc_fail_nomem(err, "weight matrix", (size_t)(rows * n_in) * sizeof *w->data);
     if (rc == QC_OK && n_out > 0 && n_in > 0)
@@ -107,7 +119,7 @@ typedef struct linear_job {
     int64_t n_tokens;
     bool accumulate;
     int64_t n_token_tiles;
-    float *scratch; /* [threads, TILE_TOKENS, BLOCK_IN + ROW_PAD] */
+    float *scratch; /* [threads, TILE_TOKENS, MAX_BLOCK_IN + COPY_PAD] */
 } linear_job;
 
 /* y = bias, or y += bias */
@@ -121,17 +133,22 @@ static void put_bias(const linear_job *j, float *y, int64_t m, int64_t n0, int64
     }
 }
 
-/* One block of inputs k0 .. k0 + k - 1 of a tile. */
+/* One block of inputs k0 .. k0 + k - 1 of a tile. Rows a multiple of 4096 bytes apart would compete for one set of the
+ * first level cache: they are copied out of step. */
 static void tile_block(const linear_job *j, float *y, const float *x, float *copy, int64_t m, int64_t n0, int64_t n,
                        int64_t k0, int64_t k, bool accumulate)
 {
     const qc_kern *kern = &j->cb->kern;
-    int64_t k_all = j->w->n_in, ldc = BLOCK_IN + ROW_PAD;
-    for (int64_t t = 0; t < m; t++)
-        memcpy(copy + t * ldc, x + t * j->ldx + k0, (size_t)k * sizeof *copy);
+    int64_t ldx = j->ldx;
+    x += k0;
+    if (ldx % CACHE_PERIOD == 0) {
+        for (int64_t t = 0; t < m; t++)
+            memcpy(copy + t * (MAX_BLOCK_IN + COPY_PAD), x + t * ldx, (size_t)k * sizeof *copy);
+        x = copy;
+        ldx = MAX_BLOCK_IN + COPY_PAD;
+    }
     for (int64_t i = 0; i < n; i += kern->nr)
-        kern->gemm(y + i, j->ldy, copy, ldc, j->w->data + (n0 + i) * k_all + k0 * kern->nr, m,
-                   qc_min_i64(kern->nr, n - i), k, accumulate);
+        kern->gemm(y + i, j->ldy, x, ldx, panel(j->cb, j->w, n0 + i, k0), m, qc_min_i64(kern->nr, n - i), k, accumulate);
 }
 
 static void linear_task(void *ctx, int64_t task, int thread)
@@ -150,11 +167,9 @@ static void linear_task(void *ctx, int64_t task, int thread)
         qc_blas_gemm(y, j->ldy, x, j->ldx, w->data + n0 * w->n_in, w->n_in, m, n, w->n_in, accumulate);
         return;
     }
-    float *copy = j->scratch + (int64_t)thread * TILE_TOKENS * (BLOCK_IN + ROW_PAD);
-    int64_t n_blocks = qc_max_i64(1, qc_ceil_div(w->n_in, BLOCK_IN));
-    int64_t block = qc_ceil_div(w->n_in, n_blocks);
-    for (int64_t k0 = 0; k0 < w->n_in; k0 += block)
-        tile_block(j, y, x, copy, m, n0, n, k0, qc_min_i64(block, w->n_in - k0), accumulate || k0 > 0);
+    float *copy = j->scratch + (int64_t)thread * TILE_TOKENS * (MAX_BLOCK_IN + COPY_PAD);
+    for (int64_t k0 = 0; k0 < w->n_in; k0 += w->block_in)
+        tile_block(j, y, x, copy, m, n0, n, k0, qc_min_i64(w->block_in, w->n_in - k0), accumulate || k0 > 0);
 }
 
 int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
@@ -167,7 +182,7 @@ int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t
         for (int64_t t = 0; t < n_tokens && !accumulate && !bias; t++)
             memset(y + t * ldy, 0, (size_t)w->n_out * sizeof *y);
     if (!cb->kern.use_blas) {
-        j.scratch = qc_cpu_scratch(cb, qc_pool_size(cb->pool) * TILE_TOKENS * (BLOCK_IN + ROW_PAD), err);
+        j.scratch = qc_cpu_scratch(cb, qc_pool_size(cb->pool) * TILE_TOKENS * (MAX_BLOCK_IN + COPY_PAD), err);
         if (!j.scratch)
             return QC_E_RESOURCE;
     }
