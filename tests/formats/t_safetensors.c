@@ -157,7 +157,7 @@ static const st_case good[] = {
     {"metadata without format", "{\"__metadata__\":{\"x\":\"y\",\"z\":\"\"}," T("a", "U8", "[1]", "[0,1]") "}", 1, AUTO, 1, NULL},
     {"rank 0", "{" T("a", "F32", "[]", "[0,4]") "}", 4, AUTO, 1, NULL},
     {"empty tensors first, middle, last",
-     "{" T("z", "F32", "[3,0]", "[8,8]") "," T("a", "U8", "[0]", "[0,0]") "," T("b", "F32", "[1]", "[0,4]") ","
+     "{" T("z", "F32", "[3,0]", "[8,8]") "," T("y", "U8", "[0]", "[0,0]") "," T("b", "F32", "[1]", "[0,4]") ","
      T("c", "F32", "[0]", "[4,4]") "," T("d", "F32", "[1]", "[4,8]") "}", 8, AUTO, 5, NULL},
     {"header order is not data order", "{" T("b", "U8", "[2]", "[2,4]") "," T("a", "U8", "[2]", "[0,2]") "}", 4, AUTO, 2, NULL},
     {"four dimensions", "{" T("a", "F16", "[1,2,3,4]", "[0,48]") "}", 48, AUTO, 1, NULL},
@@ -289,7 +289,7 @@ START_TEST(many_tensors)
     for (int i = 0; i < N; i++)
         used += (size_t)snprintf(header + used, ENTRY,
                                  "%c\"model.layers.%d.mlp.experts.%d.weight_%06d\":{\"dtype\":\"U8\",\"shape\":[1,1],\"data_offsets\":[%d,%d]}",
-                                i ? ',' : '{', i % 100, i % 7, i, N - 1 - i, N - i);
+                                 i ? ',' : '{', i % 100, i % 7, i, N - 1 - i, N - i);
     header[used++] = '}';
     size_t n_bytes;
     uint8_t *data = build(header, used, used, N, &n_bytes);
