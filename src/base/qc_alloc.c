@@ -47,6 +47,11 @@ void *qc_realloc(void *p, size_t old_bytes, size_t new_bytes)
     return q;
 }
 
+void *qc_alloc_small(size_t n_bytes)
+{
+    return injected_failure() ? NULL : malloc(n_bytes ? n_bytes : 1);
+}
+
 char *qc_strndup(const char *s, size_t n_bytes)
 {
     char *p = qc_alloc(n_bytes + 1, 1);

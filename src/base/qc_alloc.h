@@ -20,6 +20,9 @@ char *qc_strdup(const char *s);
 /* printf into a new string; NULL when out of memory. */
 char *qc_asprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* n_bytes with the alignment of malloc, for trees of many small objects (64-byte alignment doubles their size). */
+void *qc_alloc_small(size_t n_bytes);
+
 /* NULL is fine. */
 void qc_free(void *p);
 

@@ -11,6 +11,22 @@
 
 #define MAX_DEPTH 200
 
+/* cJSON reports a failed allocation like a syntax error; this tells them apart. */
+static _Thread_local bool out_of_memory;
+
+static void *tree_alloc(size_t n_bytes)
+{
+    void *p = qc_alloc_small(n_bytes);
+    out_of_memory = out_of_memory || !p;
+    return p;
+}
+
+__attribute__((constructor)) static void send_trees_through_qc_alloc(void)
+{
+    cJSON_Hooks hooks = {.malloc_fn = tree_alloc, .free_fn = qc_free};
+    cJSON_InitHooks(&hooks);
+}
+
 bool qc_utf8_valid(const char *text, size_t n_bytes, size_t *ret_bad)
 {
     const unsigned char *s = (const unsigned char *)text;
@@ -101,7 +117,10 @@ int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool uniqu
     if (too_deep(text, n_bytes))
         return qc_fail(err, QC_E_INPUT, "%s: json nested deeper than %d", name, MAX_DEPTH);
     const char *end = NULL;
+    out_of_memory = false;
     cJSON *doc = cJSON_ParseWithLengthOpts(text, n_bytes, &end, 0);
+    if (!doc && out_of_memory)
+        return qc_fail_nomem(err, name, n_bytes);
     const char *rest = end;
     while (doc && rest < text + n_bytes && (*rest == ' ' || *rest == '\n' || *rest == '\r' || *rest == '\t'))
         rest++;
