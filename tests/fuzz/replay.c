@@ -76,11 +76,24 @@ static const char *const tokens[] = {"0", "-1", "1.5", "1e9", "9007199254740993"
                                      "true", "\"", "\\", "\\u0000", "\\ud800", "\\u0041", "{", "}", "[", "]", ",", ":", "{}", "[]",
                                      "\"\"", " ", "\n", "\xFF", "\xC3", "\xE2\x82\xAC", "e", ".", "[[[[[[[[[[[[[[[["};
 
+/* Values on the edges of fields of binary formats. */
+static const uint64_t numbers[] = {0, 1, 2, 63, 64, 255, 256, 4096, INT32_MAX, 1ull << 31, UINT32_MAX, 1ull << 32, 1ull << 47,
+                                   1ull << 62, INT64_MAX, 1ull << 63, UINT64_MAX - 7, UINT64_MAX};
+
+/* Write a number over a little-endian field, which lies at a multiple of its width. */
+static void put_number(uint8_t *data, size_t n_bytes)
+{
+    uint64_t number = numbers[below(sizeof numbers / sizeof numbers[0])];
+    size_t width = (size_t)1 << below(4), at = below(n_bytes) / width * width;
+    for (size_t i = 0; i < width && at + i < n_bytes; i++)
+        data[at + i] = (uint8_t)(number >> (8 * i));
+}
+
 static size_t mutate_once(uint8_t *data, size_t n_bytes)
 {
     size_t at = below(n_bytes + 1), n = below(n_bytes - at < 64 ? n_bytes - at + 1 : 64);
     uint8_t byte = (uint8_t)next_random();
-    switch (below(7)) {
+    switch (below(8)) {
     case 0: /* one bit */
         if (at < n_bytes)
             data[at] ^= (uint8_t)(1u << below(8));
@@ -102,6 +115,9 @@ static size_t mutate_once(uint8_t *data, size_t n_bytes)
         size_t other = below(n_corpus), from = below(corpus[other].n_bytes), left = corpus[other].n_bytes - from;
         return splice(data, n_bytes, at, n, corpus[other].data + from, left < 64 ? left : below(64));
     }
+    case 6:
+        put_number(data, n_bytes);
+        return n_bytes;
     default: /* cut the end off */
         return below(8) ? n_bytes : at;
     }
