@@ -85,6 +85,16 @@ static int read_count(qc_config_reader *r, const char *key, int64_t class_defaul
     return QC_OK;
 }
 
+static int refuse_family(qc_config_reader *r, const char *model_type)
+{
+    char list[256] = "";
+    for (int i = 0; qc_family_at(i); i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "",
+                 qc_family_at(i)->model_type);
+    return qc_fail(r->err, QC_E_UNSUPPORTED, "%s: model_type \"%s\" is not supported; expected one of %s",
+                   r->file, model_type, list);
+}
+
 /* The document may wrap the text model's settings in text_config; then those count. */
 static int find_family(qc_config_reader *r)
 {
@@ -102,8 +112,7 @@ static int find_family(qc_config_reader *r)
                           : type && !qc_family_find(type)           ? type
                                                                     : NULL;
     if (refused)
-        return qc_fail(r->err, QC_E_UNSUPPORTED, "%s: model_type \"%s\" is not supported; expected one of %s",
-                       r->file, refused, qc_family_list());
+        return refuse_family(r, refused);
     r->family = r->out->family = qc_family_find(type ? type : outer_type);
     return QC_OK;
 }

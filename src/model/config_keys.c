@@ -37,6 +37,7 @@ static const char *const read_keys[] = {
  */
 static const char *const harmless_keys[] = {
     "attention_dropout",
+    "attention_probs_dropout_prob",
     "attn_implementation",
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -107,6 +108,9 @@ static const char *const harmless_keys[] = {
     "unsloth_version",
     "use_bfloat16",
     "use_cache",
+    "use_flash_attention",
+    "use_flash_attn",
+    "use_sdpa",
 };
 
 /* Field, the JSON text of the value that switches it off (NULL: only null or absence), what it does. */

@@ -120,11 +120,6 @@ const qc_family *qc_family_find(const char *model_type)
     return NULL;
 }
 
-const char *qc_family_list(void)
-{
-    return "llama, mistral, qwen2, qwen3";
-}
-
 static const qc_slot_info slots[QC_N_SLOTS] = {
     [QC_SLOT_EMBEDDING] = {QC_ROLE_EMBEDDING, QC_DIM_VOCAB, QC_DIM_HIDDEN},
     [QC_SLOT_FINAL_NORM] = {QC_ROLE_NORM, QC_DIM_NONE, QC_DIM_HIDDEN},

@@ -48,9 +48,6 @@ const qc_family *qc_family_find(const char *model_type);
 /* Row number i, NULL past the end. */
 const qc_family *qc_family_at(int i);
 
-/* "llama, mistral, ...", for messages; static. */
-const char *qc_family_list(void);
-
 /* Length that a dimension of a tensor must have. */
 typedef enum {
     QC_DIM_NONE = 0,

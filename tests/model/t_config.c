@@ -4,6 +4,7 @@
 #include "model.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
+#include "qc_json.h"
 #include "qc_log.h"
 #include "qc_test.h"
 #include "rope.h"
@@ -61,11 +62,13 @@ START_TEST(other_families_are_refused_by_name)
 {
     static const char *const names[] = {"gemma2", "gemma3_text", "phi3", "olmo2", "mixtral", "qwen3_moe"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char quoted[64];
+        char quoted[160];
         mem_source *m = mem_tiny(names[i]);
         qc_model model;
         qc_err err = {0};
-        snprintf(quoted, sizeof quoted, "model_type \"%s\"", names[i]);
+        snprintf(quoted, sizeof quoted,
+                 "model_type \"%s\" is not supported; expected one of llama, mistral, qwen2, qwen3",
+                 names[i]);
         ck_assert_int_eq(qc_model_open(&m->base, &model, &err), QC_E_UNSUPPORTED);
         ck_assert_msg(strstr(err.msg, quoted) != NULL, "%s", err.msg);
         mem_close(m);
@@ -405,6 +408,66 @@ START_TEST(sliding_windows)
 }
 END_TEST
 
+/* One member of the config takes an odd value: whatever comes out, it is a code of ours with one line, or a
+ * config that holds together. A failure prints the patch. */
+START_TEST(odd_values)
+{
+    static const char *const values[] = {"null",
+                                         "true",
+                                         "false",
+                                         "0",
+                                         "1",
+                                         "-1",
+                                         "2",
+                                         "3.5",
+                                         "1e308",
+                                         "1e18",
+                                         "-1e18",
+                                         "65536",
+                                         "\"\"",
+                                         "\"llama\"",
+                                         "[]",
+                                         "{}",
+                                         "[null]",
+                                         "[1e9]",
+                                         "{\"rope_type\": \"yarn\", \"factor\": 1e300}",
+                                         "{\"a\": {\"b\": []}}",
+                                         "\"ABSENT\""};
+    static const char *const models[] = {"llama3-rope", "mistral", "qwen2", "qwen3-yarn"};
+    qc_log_set_level(QC_LOG_QUIET);
+    for (size_t k = 0; k < 4; k++) {
+        mem_source *base = mem_tiny(models[k]), *m = mem_copy(&base->base);
+        char *text = NULL;
+        size_t n_bytes;
+        ck_assert_int_eq(base->base.side_file(&base->base, "config.json", &text, &n_bytes, NULL), QC_OK);
+        cJSON *doc = cJSON_Parse(text);
+        for (const cJSON *item = doc->child; item; item = item->next)
+            for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
+                char patch[256];
+                qc_model model;
+                qc_err err = {0};
+                snprintf(patch, sizeof patch, "{\"%s\": %s}", item->string, values[v]);
+                mem_set_file(m, "config.json", text);
+                mem_patch(m, patch);
+                int rc = qc_model_open(&m->base, &model, &err);
+                ck_assert_msg(rc == QC_OK || ((rc == QC_E_INPUT || rc == QC_E_UNSUPPORTED) && err.msg[0]),
+                              "%s: %d", patch, rc);
+                if (rc < 0)
+                    continue;
+                const qc_model_config *c = &model.config;
+                ck_assert_msg(c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0 &&
+                                  isfinite(c->rope.attention_factor) && c->rope.theta > 0 && c->rms_eps >= 0,
+                              "%s", patch);
+                qc_model_close(&model);
+            }
+        cJSON_Delete(doc);
+        qc_free(text);
+        mem_close(m);
+        mem_close(base);
+    }
+}
+END_TEST
+
 int main(void)
 {
     const test_case cases[] = {
@@ -422,6 +485,7 @@ int main(void)
         {"c7_vocab_size", c7_vocab_size},
         {"c8_text_config", c8_text_config},
         {"sliding_windows", sliding_windows},
+        {"odd_values", odd_values},
         {NULL, NULL},
     };
     return run_tests("config", cases);
