@@ -7,6 +7,8 @@
 #ifndef QC_ERR_H
 #define QC_ERR_H
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,23 +26,28 @@ enum {
 
 typedef struct qc_err {
     int code;                   /* QC_OK or the QC_E_* of the failure recorded in msg */
-    char msg[QC_ERR_MSG_BYTES]; /* one line, NUL-terminated, control characters escaped */
+    char msg[QC_ERR_MSG_BYTES]; /* one line of valid UTF-8, NUL-terminated */
 } qc_err;
 
 #define QC_WARN_UNUSED __attribute__((warn_unused_result))
 #define QC_PRINTF(fmt_arg, first) __attribute__((format(printf, fmt_arg, first)))
 
-/* Record a failure and return `code`. err may be NULL. Control bytes of the formatted text are replaced by
- * \xNN so that a hostile file name or key can not break the one-line rule. */
+/* Record a failure and return `code`. err may be NULL. The formatted text goes through qc_one_line. */
 int qc_fail(qc_err *err, int code, const char *fmt, ...) QC_PRINTF(3, 4);
 
-/* Put "prefix: " before the recorded message (context added while an error travels up); returns err->code. */
+/* Put "prefix: " before the recorded message (context added while an error travels up); returns err->code
+ * (QC_E_INPUT where err is NULL). */
 int qc_err_prefix(qc_err *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
 /* qc_fail(QC_E_RESOURCE) for a failed allocation of n_bytes for `what`. */
 int qc_fail_nomem(qc_err *err, const char *what, unsigned long long n_bytes);
 
-/* Process exit code (design: 0, 2, 3, 4, 5, 130) of a QC_E_* code. */
+/* Copy text to dst[cap_bytes] (cap_bytes >= 64) as one line of valid UTF-8: control characters, line separators and
+ * bytes that are no UTF-8 become \xNN, so that a hostile name can neither fake a second line nor steer a terminal. What
+ * does not fit is left out of the middle ("..."), because the reason stands at the end. */
+void qc_one_line(char *dst, size_t cap_bytes, const char *text);
+
+/* Process exit code (design: 0, 2, 3, 4, 5, 128 + number of the signal) of a QC_E_* code. */
 int qc_exit_code(int code);
 
 /* Forward a failure to the caller; only where nothing needs cleaning up. */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -25,7 +26,8 @@ static int open_regular(const char *path, int *ret_fd, struct stat *ret_st, qc_e
         return qc_fail(err, QC_E_INPUT, "%s: %s", path, strerror(errno));
     if (fstat(fd, ret_st) != 0 || !S_ISREG(ret_st->st_mode)) {
         close(fd);
-        return qc_fail(err, QC_E_INPUT, "%s: %s", path, S_ISDIR(ret_st->st_mode) ? "is a folder, a file was expected" : "is not a regular file");
+        return qc_fail(err, QC_E_INPUT, "%s: %s", path,
+                       S_ISDIR(ret_st->st_mode) ? "is a folder, a file was expected" : "is not a regular file");
     }
     *ret_fd = fd;
     return QC_OK;
@@ -151,7 +153,8 @@ uint64_t qc_disk_free_bytes(const char *path)
 struct qc_outfile {
     char *path;
     char *temp_path;
-    int fd;
+    bool force;
+    int fd; /* holds a lock (flock) as long as the file is being written */
     uint64_t offset;
     int slot; /* in the table of names to remove on a signal, -1 = none */
 };
@@ -171,7 +174,7 @@ static int temps_add(const char *path)
     pthread_mutex_lock(&temps_lock);
     for (int i = 0; i < MAX_TEMPS && slot < 0; i++) {
         if (!temps[i].used && strlen(path) < sizeof temps[i].path) {
-            strcpy(temps[i].path, path);
+            memcpy(temps[i].path, path, strlen(path) + 1);
             temps[i].used = 1;
             slot = i;
         }
@@ -180,22 +183,26 @@ static int temps_add(const char *path)
     return slot;
 }
 
-/* Is `name` ".BASE.tmp-PID" of a process that is gone? */
-static bool is_stale_temp(const char *name, const char *base)
+/* Is `name` ".BASE.tmp-DIGITS"? */
+static bool is_temp_name(const char *name, const char *base)
 {
     size_t n = strlen(base);
     if (name[0] != '.' || strncmp(name + 1, base, n) != 0 || strncmp(name + 1 + n, ".tmp-", 5) != 0)
         return false;
-    const char *p = name + 1 + n + 5;
-    long pid = 0;
-    if (!*p)
-        return false;
-    for (; *p; p++) {
-        if (*p < '0' || *p > '9' || pid > 100000000)
-            return false;
-        pid = pid * 10 + (*p - '0');
-    }
-    return pid > 0 && pid != getpid() && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+    const char *digits = name + 1 + n + 5;
+    return *digits && digits[strspn(digits, "0123456789")] == 0;
+}
+
+/* A writer holds a lock on its temporary file; the lock of a process that ended, however it ended, is gone. (A process
+ * id would not do: it means nothing in another container, and comes back.) */
+static void remove_if_stale(int folder_fd, const char *name)
+{
+    int fd = openat(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+        unlinkat(folder_fd, name, 0);
+    close(fd);
 }
 
 static void remove_stale_temps(const char *folder, const char *base)
@@ -204,9 +211,27 @@ static void remove_stale_temps(const char *folder, const char *base)
     if (!dir)
         return;
     for (struct dirent *e; (e = readdir(dir));)
-        if (is_stale_temp(e->d_name, base))
-            unlinkat(dirfd(dir), e->d_name, 0);
+        if (is_temp_name(e->d_name, base))
+            remove_if_stale(dirfd(dir), e->d_name);
     closedir(dir);
+}
+
+/* Create and lock the temporary file; -1 and errno on failure. Somebody who looks for stale files may lock and remove
+ * it between the two steps: then the name is gone or another's, and we try again. */
+static int create_locked(const char *path)
+{
+    for (int attempt = 0; attempt < 16; attempt++) {
+        struct stat by_name, by_fd;
+        int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return -1;
+        bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno == ENOLCK || errno == EOPNOTSUPP;
+        if (locked && stat(path, &by_name) == 0 && fstat(fd, &by_fd) == 0 && by_name.st_ino == by_fd.st_ino)
+            return fd;
+        close(fd);
+    }
+    errno = EBUSY;
+    return -1;
 }
 
 static void outfile_free(qc_outfile *out)
@@ -222,8 +247,8 @@ static void outfile_free(qc_outfile *out)
 
 int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
 {
-    if (qc_path_is_dir(path))
-        return qc_fail(err, QC_E_USAGE, "%s: is a folder, a file name was expected", path);
+    if (qc_path_is_dir(path) || *qc_path_base(path) == 0)
+        return qc_fail(err, QC_E_USAGE, "'%s': a file name was expected, not a folder", path);
     if (!force && qc_path_exists(path))
         return qc_fail(err, QC_E_USAGE, "%s: exists already (--force replaces it)", path);
     int rc = QC_OK;
@@ -243,9 +268,11 @@ int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
         goto fail;
     }
     remove_stale_temps(folder, qc_path_base(path));
-    out->fd = open(out->temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    out->force = force;
+    out->fd = create_locked(out->temp_path);
     if (out->fd < 0) {
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not create: %s", path, strerror(errno));
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not create: %s", path,
+                     errno == EEXIST ? "it is being written already" : strerror(errno));
         goto fail;
     }
     out->slot = temps_add(out->temp_path);
@@ -266,7 +293,8 @@ int qc_outfile_pwrite(qc_outfile *out, const void *data, size_t n_bytes, uint64_
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return qc_fail(err, QC_E_RESOURCE, "%s: write failed: %s", out->path, n < 0 ? strerror(errno) : "no progress");
+            return qc_fail(err, QC_E_RESOURCE, "%s: write failed: %s", out->path,
+                           n < 0 ? strerror(errno) : "no progress");
         p += n;
         offset += (uint64_t)n;
         n_bytes -= (size_t)n;
@@ -309,12 +337,29 @@ static void sync_folder_of(const char *path)
     qc_free(folder);
 }
 
+/* Rename, but not over a file that appeared since the output was opened, unless `replace`. */
+static int rename_output(const char *from, const char *to, bool replace, qc_err *err)
+{
+    int failed = renameat2(AT_FDCWD, from, AT_FDCWD, to, replace ? 0 : RENAME_NOREPLACE);
+    if (failed && errno == EINVAL && !replace) { /* a file system without that flag */
+        if (qc_path_exists(to))
+            errno = EEXIST;
+        else
+            failed = rename(from, to);
+    }
+    if (!failed)
+        return QC_OK;
+    if (errno == EEXIST)
+        return qc_fail(err, QC_E_USAGE, "%s: exists already, it appeared during the run (--force replaces it)", to);
+    return qc_fail(err, QC_E_RESOURCE, "%s: rename failed: %s", to, strerror(errno));
+}
+
 int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err)
 {
     const char *path = other_path ? other_path : out->path;
     int rc = qc_outfile_sync(out, err);
-    if (rc == QC_OK && rename(out->temp_path, path) != 0)
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: rename failed: %s", path, strerror(errno));
+    if (rc == QC_OK)
+        rc = rename_output(out->temp_path, path, out->force || other_path, err);
     if (rc == QC_OK)
         sync_folder_of(path);
     else
@@ -369,16 +414,31 @@ int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err)
 
 static volatile sig_atomic_t got_signal;
 
+static void remove_temps(void)
+{
+    for (int i = 0; i < MAX_TEMPS; i++)
+        if (temps[i].used)
+            unlink(temps[i].path);
+}
+
 static void on_signal(int sig)
 {
     if (!got_signal) {
         got_signal = sig;
         return;
     }
-    for (int i = 0; i < MAX_TEMPS; i++)
-        if (temps[i].used)
-            unlink(temps[i].path);
+    remove_temps();
     _exit(128 + sig);
+}
+
+/* A mapped input that somebody cuts short while we read it ends here: no data to go on with, so say so and leave. */
+static void on_bus_error(int sig)
+{
+    (void)sig;
+    static const char text[] = "error: an input file shrank while it was read, or its disk failed\n";
+    remove_temps();
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(3);
 }
 
 void qc_signals_install(void)
@@ -387,7 +447,10 @@ void qc_signals_install(void)
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a write error with a message, not a silent death */
+    sa.sa_handler = on_bus_error;
+    sigaction(SIGBUS, &sa, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe or a file over the limit is a write error with a message, */
+    signal(SIGXFSZ, SIG_IGN); /* not a silent death */
 }
 
 int qc_interrupted(void)

@@ -2,7 +2,8 @@
  *
  * An output is written under a temporary name in the target folder and renamed by qc_outfile_commit() after
  * fsync. Temporary names are registered, so that a second SIGINT (which ends the process at once) still
- * removes them; names left by a process that was killed are removed when the same target is opened next. */
+ * removes them. A writer holds a lock on its temporary file; files without one were left by a process that was
+ * killed and are removed when the same target is opened next. */
 #ifndef QC_FILE_H
 #define QC_FILE_H
 
@@ -31,6 +32,7 @@ void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes);
  * hostile path can make us allocate. "-" is not special. */
 int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
 
+/* Is there anything of that name (a dangling link counts) / a folder, links followed? */
 bool qc_path_exists(const char *path);
 bool qc_path_is_dir(const char *path);
 
@@ -54,7 +56,7 @@ uint64_t qc_disk_free_bytes(const char *path);
 typedef struct qc_outfile qc_outfile;
 
 /* Start an output that will become `path`. QC_E_USAGE if the path exists and !force, or is a folder;
- * QC_E_RESOURCE if the folder is missing or not writable. */
+ * QC_E_RESOURCE if the folder is missing or not writable, or another writer has the same output open. */
 int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err) QC_WARN_UNUSED;
 
 /* Append bytes / write at an absolute offset (the file grows as needed). QC_E_RESOURCE on any I/O error. */
@@ -70,7 +72,8 @@ const char *qc_outfile_temp_path(const qc_outfile *out);
 /* fsync the file under its temporary name (written data are on disk, name not yet final). */
 int qc_outfile_sync(qc_outfile *out, qc_err *err) QC_WARN_UNUSED;
 
-/* fsync, rename to the final path (or to `other_path` if not NULL), fsync the folder, free. On failure the
+/* fsync, rename to the final path, fsync the folder, free. Without force a file that appeared there meanwhile is left
+ * alone (QC_E_USAGE). With other_path the output gets that name instead, replacing what is there. On failure the
  * temporary file is removed and out is freed too. */
 int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err) QC_WARN_UNUSED;
 
@@ -87,7 +90,8 @@ int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err) QC_WARN_UNUSED
 /* ---- interrupts ---- */
 
 /* Install handlers: the first SIGINT / SIGTERM sets a flag, the second removes temporary files and ends the
- * process with 128 + n. Called once by each program. */
+ * process with 128 + n; a mapped input that shrinks (SIGBUS) ends it with one line and 3; closed pipes and file size
+ * limits become write errors. Called once by each program. */
 void qc_signals_install(void);
 
 /* Number of the signal that asked to stop, 0 if none: long loops poll it and return QC_E_INTERRUPTED through

@@ -59,28 +59,54 @@ bad:
     return false;
 }
 
-/* Depth is checked before cJSON recurses, on the raw text, so that a hostile file can not use up the stack. */
-static bool too_deep(const char *text, size_t n_bytes)
+size_t qc_utf8_char_bytes(const char *s)
+{
+    unsigned char c = (unsigned char)*s;
+    size_t n_bytes = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    return qc_utf8_valid(s, strnlen(s, n_bytes), NULL) && c ? n_bytes : 0;
+}
+
+/* What cJSON does not look at, on the raw text: depth (before it recurses, so that a hostile file can not use up the
+ * stack), control characters in strings, and the escape of NUL, which would cut its C strings short. NULL if all is
+ * well, else what is wrong at *ret_at. */
+static const char *scan_text(const char *text, size_t n_bytes, size_t *ret_at)
 {
     int depth = 0;
     bool in_string = false;
     for (size_t i = 0; i < n_bytes; i++) {
         char c = text[i];
+        *ret_at = i;
         if (in_string) {
+            if ((unsigned char)c < 0x20)
+                return "control character in a json string";
+            if (c == '\\' && n_bytes - i >= 6 && memcmp(text + i, "\\u0000", 6) == 0)
+                return "NUL character in a json string";
             if (c == '\\')
                 i++;
             else if (c == '"')
                 in_string = false;
+        } else if (c == 0) {
+            return "NUL byte in json text";
         } else if (c == '"') {
             in_string = true;
         } else if (c == '[' || c == '{') {
             if (++depth > MAX_DEPTH)
-                return true;
+                return "json nested too deeply";
         } else if (c == ']' || c == '}') {
             depth--;
         }
     }
-    return false;
+    return NULL;
+}
+
+static int fail_at(const char *name, const char *text, size_t at, const char *what, qc_err *err)
+{
+    size_t line = 1, column = 1;
+    for (const char *p = text; p < text + at; p++) {
+        column = *p == '\n' ? 1 : column + 1;
+        line += *p == '\n';
+    }
+    return qc_fail(err, QC_E_INPUT, "%s:%zu:%zu: %s", name, line, column, what);
 }
 
 static int check_unique(const cJSON *item, const char *name, qc_err *err)
@@ -112,11 +138,10 @@ int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool uniqu
     size_t bad;
     if (!qc_utf8_valid(text, n_bytes, &bad))
         return qc_fail(err, QC_E_INPUT, "%s: invalid UTF-8 at byte %zu", name, bad);
-    if (memchr(text, 0, n_bytes))
-        return qc_fail(err, QC_E_INPUT, "%s: NUL byte in json text", name);
-    if (too_deep(text, n_bytes))
-        return qc_fail(err, QC_E_INPUT, "%s: json nested deeper than %d", name, MAX_DEPTH);
-    const char *end = NULL;
+    const char *wrong = scan_text(text, n_bytes, &bad);
+    if (wrong)
+        return fail_at(name, text, bad, wrong, err);
+    const char *end = text;
     out_of_memory = false;
     cJSON *doc = cJSON_ParseWithLengthOpts(text, n_bytes, &end, 0);
     if (!doc && out_of_memory)
@@ -125,14 +150,9 @@ int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool uniqu
     while (doc && rest < text + n_bytes && (*rest == ' ' || *rest == '\n' || *rest == '\r' || *rest == '\t'))
         rest++;
     if (!doc || rest != text + n_bytes) {
-        size_t line = 1, column = 1;
-        for (const char *p = text; p < rest && p < text + n_bytes; p++) {
-            column = *p == '\n' ? 1 : column + 1;
-            line += *p == '\n';
-        }
         cJSON_Delete(doc);
-        return qc_fail(err, QC_E_INPUT, "%s:%zu:%zu: %s", name, line, column,
-                       n_bytes == 0 ? "empty file, json expected" : "json syntax error");
+        bad = rest > text + n_bytes ? n_bytes : (size_t)(rest - text);
+        return fail_at(name, text, bad, n_bytes == 0 ? "empty file, json expected" : "json syntax error", err);
     }
     int rc = unique_keys ? check_unique(doc, name, err) : QC_OK;
     if (rc < 0)
@@ -160,7 +180,7 @@ const cJSON *qc_json_get(const cJSON *object, const char *key)
 
 bool qc_json_int(const cJSON *item, int64_t *ret)
 {
-    if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) <= 9007199254740992.0) ||
+    if (!cJSON_IsNumber(item) || !(fabs(item->valuedouble) < 0x1p53) ||
         item->valuedouble != floor(item->valuedouble))
         return false;
     *ret = (int64_t)item->valuedouble;
@@ -172,14 +192,18 @@ static int print_item(qc_buf *buf, const cJSON *item, int depth, qc_err *err);
 static int print_string(qc_buf *buf, const char *s, qc_err *err)
 {
     QC_TRY(qc_buf_append(buf, "\"", 1, err));
-    for (; *s; s++) {
+    while (*s) {
         unsigned char c = (unsigned char)*s;
+        size_t n_bytes = qc_utf8_char_bytes(s);
         if (c == '"' || c == '\\')
             QC_TRY(qc_buf_printf(buf, err, "\\%c", c));
         else if (c < 0x20)
             QC_TRY(qc_buf_printf(buf, err, "\\u%04x", c));
+        else if (n_bytes == 0)
+            QC_TRY(qc_buf_append(buf, "\xEF\xBF\xBD", 3, err)); /* U+FFFD */
         else
-            QC_TRY(qc_buf_append(buf, s, 1, err));
+            QC_TRY(qc_buf_append(buf, s, n_bytes, err));
+        s += n_bytes ? n_bytes : 1;
     }
     return qc_buf_append(buf, "\"", 1, err);
 }

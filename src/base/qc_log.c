@@ -38,5 +38,7 @@ void qc_log(qc_log_level level, const char *fmt, ...)
     va_end(ap);
     if (hook)
         hook();
-    fprintf(stderr, "%s: %s%s\n", program, level == QC_LOG_WARN ? "warning: " : "", line);
+    char shown[2048];
+    qc_one_line(shown, sizeof shown, line);
+    fprintf(stderr, "%s: %s%s\n", program, level == QC_LOG_WARN ? "warning: " : "", shown);
 }

@@ -11,6 +11,7 @@ typedef enum {
     QC_LOG_DEBUG = 2
 } qc_log_level;
 
+/* Lines above the level are dropped; the default is QC_LOG_WARN. Not for use while other threads log. */
 void qc_log_set_level(qc_log_level level);
 qc_log_level qc_log_get_level(void);
 

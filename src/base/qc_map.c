@@ -2,7 +2,9 @@
 
 #include "qc_alloc.h"
 
+#include <pthread.h>
 #include <string.h>
+#include <sys/random.h>
 
 typedef struct slot {
     const char *key; /* NULL = free */
@@ -17,9 +19,20 @@ struct qc_map {
     size_t n_keys;
 };
 
+/* Keys come from files: a seed of this process keeps a crafted file from making all its keys collide. Nothing but the
+ * order inside the table depends on it. */
+static uint64_t hash_seed;
+static pthread_once_t hash_seeded = PTHREAD_ONCE_INIT;
+
+static void seed_hash(void)
+{
+    if (getrandom(&hash_seed, sizeof hash_seed, GRND_NONBLOCK) != (ssize_t)sizeof hash_seed)
+        hash_seed = 0x9E3779B97F4A7C15u;
+}
+
 static uint32_t hash_bytes(const char *s, size_t n_bytes)
 {
-    uint64_t h = 0x9E3779B97F4A7C15u ^ n_bytes; /* multiply-xorshift over 8-byte words */
+    uint64_t h = hash_seed ^ n_bytes; /* multiply-xorshift over 8-byte words */
     while (n_bytes >= 8) {
         uint64_t w;
         memcpy(&w, s, 8);
@@ -51,6 +64,9 @@ static slot *find(const qc_map *map, const char *key, size_t key_bytes, uint32_t
 qc_map *qc_map_new(size_t n_expected)
 {
     size_t n_slots = 16;
+    pthread_once(&hash_seeded, seed_hash);
+    if (n_expected > SIZE_MAX / 4)
+        return NULL;
     while (n_slots / 2 < n_expected)
         n_slots *= 2;
     qc_map *map = qc_calloc(1, sizeof *map);

@@ -20,6 +20,7 @@ int qc_map_add(qc_map *map, const char *key, size_t key_bytes, int64_t value) QC
 /* Value of a key, or `absent`. */
 int64_t qc_map_get(const qc_map *map, const char *key, size_t key_bytes, int64_t absent);
 
+/* Number of keys. */
 size_t qc_map_count(const qc_map *map);
 
 #endif

@@ -9,7 +9,9 @@ typedef struct qc_rng {
     uint64_t s[4];
 } qc_rng;
 
+/* Any seed is fine, 0 too. */
 void qc_rng_seed(qc_rng *rng, uint64_t seed);
+/* 64 random bits. */
 uint64_t qc_rng_next(qc_rng *rng);
 /* Uniform in 0 .. n - 1 without bias; n >= 1. */
 uint64_t qc_rng_below(qc_rng *rng, uint64_t n);

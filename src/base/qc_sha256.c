@@ -8,6 +8,7 @@
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct qc_sha256 {
@@ -59,9 +60,12 @@ int qc_sha256_file(const char *path, char ret_hex[QC_SHA256_HEX_BYTES], qc_err *
     int rc = QC_OK;
     qc_sha256 *state = qc_sha256_new();
     char *block = qc_alloc(BLOCK, 1);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* NONBLOCK: a FIFO must not hang us */
+    if (fd < 0 || fstat(fd, &st) != 0)
         rc = qc_fail(err, QC_E_INPUT, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = qc_fail(err, QC_E_INPUT, "%s: is not a regular file", path);
     else if (!state || !block)
         rc = qc_fail_nomem(err, "sha-256 block", BLOCK);
     while (rc == QC_OK) {
