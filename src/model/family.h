@@ -65,6 +65,7 @@ typedef struct qc_slot_info {
     qc_dim cols;
 } qc_slot_info;
 
+/* Role and shape of a slot. */
 const qc_slot_info *qc_slot_of(qc_slot slot);
 
 /* Does a model of this config have the tensor (in its layer)? A tied model has no head of its own. */

@@ -113,6 +113,7 @@ QPK_API int qpk_check(const qpk_file *file, char *err, size_t err_bytes);
 
 /* ---- tensors ---- */
 
+/* Number of tensors, aliases left out. */
 QPK_API int64_t qpk_n_tensors(const qpk_file *file);
 /* NULL if the index is out of range. */
 QPK_API const qpk_tensor *qpk_tensor_at(const qpk_file *file, int64_t tensor);
@@ -169,6 +170,7 @@ typedef struct qpk_meta {
     } value;
 } qpk_meta;
 
+/* Number of metadata entries. */
 QPK_API int64_t qpk_n_meta(const qpk_file *file);
 /* In file order; NULL if out of range. */
 QPK_API const qpk_meta *qpk_meta_at(const qpk_file *file, int64_t index);
@@ -192,6 +194,7 @@ typedef struct qpk_side_file {
     int method;     /* 0 as it is, 1 zlib */
 } qpk_side_file;
 
+/* Number of side files. */
 QPK_API int64_t qpk_n_files(const qpk_file *file);
 /* NULL if out of range. */
 QPK_API const qpk_side_file *qpk_file_at(const qpk_file *file, int64_t index);
