@@ -145,7 +145,7 @@ int qc_recipe_load(const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNU
 int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder,
                     const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* NULL is fine. */
+/* Release what it owns and set all of it to zero. */
 void qc_recipe_clear(qc_recipe *recipe);
 
 /* Normalised form with all keys and defaults, for reports / only the keys that decide the bytes of artifacts
