@@ -100,7 +100,8 @@ static int cut_added(tok_run *run, const tok_matcher *matcher, const char *text,
     while ((token = tok_matcher_next(matcher, text, n_bytes, plain_special, done, &from, &start, &end)) != NULL) {
         if (done < start)
             QC_TRY(sink(run, text + done, start - done, first && done == 0, plain_special));
-        QC_TRY(tok_run_push(run, &token->id, 1));
+        if (start < end)
+            QC_TRY(tok_run_push(run, &token->id, 1));
         done = end;
     }
     return done < n_bytes ? sink(run, text + done, n_bytes - done, first && done == 0, plain_special) : QC_OK;

@@ -413,7 +413,8 @@ static int remembered_word(tok_run *run, const char *word, size_t n_bytes)
         slot->n_bytes = (uint8_t)n_bytes;
         slot->n_ids = (uint8_t)n_ids;
         memcpy(slot->word, word, n_bytes);
-        memcpy(slot->ids, run->ids + start, (size_t)n_ids * sizeof *slot->ids);
+        for (int64_t i = 0; i < n_ids; i++)
+            slot->ids[i] = run->ids[start + i];
     }
     return QC_OK;
 }

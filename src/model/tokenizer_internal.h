@@ -83,19 +83,10 @@ int tok_char_to_byte(int32_t cp);
  * library the file was made for. literal: the pattern is plain text. */
 int tok_regex_new(const char *pattern, bool literal, const char *name, pcre2_code **ret, qc_err *err) QC_WARN_UNUSED;
 
-/* Walk over all matches in a subject. An empty match right behind the match before it does not count. */
-typedef struct tok_matches {
-    const pcre2_code *code;
-    const char *subject;
-    size_t n_bytes;
-    size_t from;     /* where the next search starts */
-    size_t last_end; /* of the match before, SIZE_MAX at first */
-} tok_matches;
-
-tok_matches tok_matches_of(const pcre2_code *code, const char *subject, size_t n_bytes);
-
-/* 1 and the range of the next match, 0 if there is none, QC_E_RESOURCE if the pattern needs too much work. */
-int tok_matches_next(tok_run *run, tok_matches *walk, size_t *ret_start, size_t *ret_end) QC_WARN_UNUSED;
+/* First match at or after `from`: 1 and its range (not empty), 0 if there is none, QC_E_RESOURCE if the pattern needs
+ * too much work. */
+int tok_regex_find(tok_run *run, const pcre2_code *code, const char *subject, size_t n_bytes, size_t from, size_t *ret_start,
+                   size_t *ret_end) QC_WARN_UNUSED;
 
 /* Text to match for `text`: itself, or a copy in *copy where characters have their stand-ins. */
 int tok_regex_subject(const char *text, size_t n_bytes, qc_buf *copy, const char **ret, qc_err *err) QC_WARN_UNUSED;
@@ -138,15 +129,11 @@ typedef enum tok_behavior {
 
 typedef enum tok_prepend { TOK_PREPEND_ALWAYS, TOK_PREPEND_FIRST, TOK_PREPEND_NEVER } tok_prepend;
 
-/* Finds the end of the word that starts at `from` (< n_bytes); hand-written equivalent of a known pattern. */
-typedef size_t tok_scanner(const char *text, size_t n_bytes, size_t from);
-
 typedef struct tok_split {
     tok_split_kind kind;
     tok_behavior behavior; /* regex, digits */
     bool invert;
     pcre2_code *regex;
-    tok_scanner *scan;     /* used instead of regex + TOK_ISOLATED where not NULL */
     char replacement[5];   /* metaspace: one character */
     tok_prepend prepend;
     bool split;
@@ -154,9 +141,6 @@ typedef struct tok_split {
 
 /* Split one piece into words and hand each to the model. first: the piece starts at offset 0 of the whole text. */
 int tok_split_piece(tok_run *run, const char *text, size_t n_bytes, bool first) QC_WARN_UNUSED;
-
-/* Scanner of a known pattern, NULL for all others. */
-tok_scanner *tok_scanner_of(const char *pattern);
 
 /* ---- added tokens ---- */
 
@@ -178,7 +162,8 @@ void tok_matcher_build(tok_matcher *matcher);
 void tok_matcher_clear(tok_matcher *matcher);
 
 /* Next token at or after *from in leftmost-longest order: its range with stripped blanks, NULL if there is none.
- * *from moves behind the token's own text; done = end of what earlier matches took. */
+ * *from moves behind the token's own text; done = end of what earlier matches took. A token that stands in blanks
+ * which the one before took, and takes blanks on its left itself, has an empty range and counts for nothing. */
 const tok_added *tok_matcher_next(const tok_matcher *matcher, const char *text, size_t n_bytes, bool plain_special,
                                   size_t done, size_t *from, size_t *ret_start, size_t *ret_end);
 

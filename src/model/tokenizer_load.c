@@ -211,6 +211,18 @@ static int make_added(qc_tokenizer *tok, const cJSON *item, tok_run *run, tok_ad
     return QC_OK;
 }
 
+/* Which of two tokens with the same text after normalisation is meant, the file does not say. */
+static int check_distinct(const qc_tokenizer *tok, const tok_matcher *matcher, qc_err *err)
+{
+    for (size_t i = 1; i < matcher->n_tokens; i++) {
+        const tok_added *a = &matcher->tokens[i - 1], *b = &matcher->tokens[i];
+        if (a->n_bytes == b->n_bytes && memcmp(a->text, b->text, a->n_bytes) == 0)
+            return qc_fail(err, QC_E_UNSUPPORTED, "%s: added tokens %d and %d are the same after normalisation", tok->name, a->id,
+                           b->id);
+    }
+    return QC_OK;
+}
+
 static int load_matchers(qc_tokenizer *tok, const cJSON *added, qc_err *err)
 {
     size_t n = (size_t)cJSON_GetArraySize(added);
@@ -233,6 +245,7 @@ static int load_matchers(qc_tokenizer *tok, const cJSON *added, qc_err *err)
     if (rc == QC_OK) {
         tok_matcher_build(&tok->raw);
         tok_matcher_build(&tok->normalised);
+        rc = check_distinct(tok, &tok->normalised, err);
     }
     return rc;
 }

@@ -48,10 +48,9 @@ static int replace_regex(tok_run *run, const tok_norm *norm, const char *text, s
 {
     const char *subject;
     QC_TRY(tok_regex_subject(text, n_bytes, &run->subject, &subject, run->err));
-    tok_matches walk = tok_matches_of(norm->regex, subject, n_bytes);
-    size_t done = 0, start, end;
+    size_t done = 0, start = 0, end = 0;
     int rc;
-    while ((rc = tok_matches_next(run, &walk, &start, &end)) > 0) {
+    while ((rc = tok_regex_find(run, norm->regex, subject, n_bytes, done, &start, &end)) > 0) {
         QC_TRY(qc_buf_append(out, text + done, start - done, run->err));
         QC_TRY(qc_buf_append(out, norm->content, strlen(norm->content), run->err));
         done = end;

@@ -142,8 +142,6 @@ static int load_regex_split(qc_tokenizer *tok, const cJSON *item, const char *wh
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: behavior \"%s\" is not supported", where, behavior);
     split->behavior = (tok_behavior)i;
     QC_TRY(get_pattern(item, where, &pattern, &literal, err));
-    if (!literal && split->behavior == TOK_ISOLATED)
-        split->scan = tok_scanner_of(pattern);
     return tok_regex_new(pattern, literal, where, &split->regex, err);
 }
 
@@ -158,7 +156,6 @@ static int load_byte_level(qc_tokenizer *tok, const cJSON *item, const char *whe
     if (use_regex) {
         QC_TRY(new_split(tok, TOK_SPLIT_REGEX, where, &split, err));
         split->behavior = TOK_ISOLATED;
-        split->scan = tok_scanner_of(gpt2_pattern);
         QC_TRY(tok_regex_new(gpt2_pattern, false, where, &split->regex, err));
     }
     if (tok->bpe.byte_level)
@@ -167,13 +164,16 @@ static int load_byte_level(qc_tokenizer *tok, const cJSON *item, const char *whe
     return QC_OK;
 }
 
-/* prepend_scheme "first" asks where a piece lies in the original text, which these normalisers shift. */
-static bool shifts_text(const qc_tokenizer *tok)
+/* prepend_scheme "first" asks where a piece lies in the original text: no part before it may move text. */
+static bool moves_text(const qc_tokenizer *tok)
 {
-    for (size_t i = 0; i < tok->n_norms; i++)
-        if (tok->norms[i].kind == TOK_NORM_STRIP || (tok->norms[i].kind == TOK_NORM_REPLACE && !*tok->norms[i].content))
+    for (size_t i = 0; i < tok->n_norms; i++) {
+        const tok_norm *norm = &tok->norms[i];
+        if (norm->kind == TOK_NORM_STRIP || norm->kind == TOK_NORM_PREPEND ||
+            (norm->kind == TOK_NORM_REPLACE && (norm->regex || !*norm->content)))
             return true;
-    return false;
+    }
+    return tok->n_splits > 1;
 }
 
 static int load_metaspace(qc_tokenizer *tok, const cJSON *item, const char *where, qc_err *err)
@@ -202,8 +202,8 @@ static int load_metaspace(qc_tokenizer *tok, const cJSON *item, const char *wher
     split->prepend = (tok_prepend)i;
     if (!prefix && split->prepend != TOK_PREPEND_NEVER)
         return qc_fail(err, QC_E_INPUT, "%s: add_prefix_space false contradicts prepend_scheme \"%s\"", where, scheme);
-    if (split->prepend == TOK_PREPEND_FIRST && shifts_text(tok))
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: prepend_scheme \"first\" behind a normalizer that removes text", where);
+    if (split->prepend == TOK_PREPEND_FIRST && moves_text(tok))
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: prepend_scheme \"first\" behind a part that moves text", where);
     return QC_OK;
 }
 

@@ -112,50 +112,33 @@ int tok_regex_new(const char *pattern, bool literal, const char *name, pcre2_cod
         pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: pattern \"%s\": %s at offset %zu", name, pattern, text, (size_t)at);
     }
+    uint32_t empty = 0;
+    pcre2_pattern_info(re, PCRE2_INFO_MATCHEMPTY, &empty);
+    if (empty) { /* where such matches count differs from place to place in the reference */
+        pcre2_code_free(re);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: pattern \"%s\" matches the empty text", name, pattern);
+    }
     pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without it, matching is slower and the same */
     *ret = re;
     return QC_OK;
 }
 
-tok_matches tok_matches_of(const pcre2_code *code, const char *subject, size_t n_bytes)
+int tok_regex_find(tok_run *run, const pcre2_code *code, const char *subject, size_t n_bytes, size_t from, size_t *ret_start,
+                   size_t *ret_end)
 {
-    return (tok_matches){.code = code, .subject = subject, .n_bytes = n_bytes, .last_end = SIZE_MAX};
-}
-
-static int match_at(tok_run *run, const tok_matches *walk)
-{
-    const pcre2_code *code = walk->code;
-    PCRE2_SPTR subject = (PCRE2_SPTR)walk->subject;
-    int rc = pcre2_match(code, subject, walk->n_bytes, walk->from, PCRE2_NO_UTF_CHECK, run->match, run->match_context);
+    PCRE2_SPTR text = (PCRE2_SPTR)subject;
+    int rc = pcre2_match(code, text, n_bytes, from, PCRE2_NO_UTF_CHECK, run->match, run->match_context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its state on the heap */
-        rc = pcre2_match(code, subject, walk->n_bytes, walk->from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match,
-                         run->match_context);
+        rc = pcre2_match(code, text, n_bytes, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match, run->match_context);
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0)
         return qc_fail(run->err, QC_E_RESOURCE, "%s: a pattern gives up at byte %zu of a text (PCRE2 error %d)",
-                       run->tok->name, walk->from, rc);
+                       run->tok->name, from, rc);
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(run->match);
+    *ret_start = range[0];
+    *ret_end = range[1];
     return 1;
-}
-
-int tok_matches_next(tok_run *run, tok_matches *walk, size_t *ret_start, size_t *ret_end)
-{
-    while (walk->from <= walk->n_bytes) {
-        int rc = match_at(run, walk);
-        if (rc <= 0)
-            return rc;
-        const PCRE2_SIZE *range = pcre2_get_ovector_pointer(run->match);
-        size_t start = range[0], end = range[1];
-        if (start == end && end == walk->last_end) {
-            walk->from += walk->from < walk->n_bytes ? (size_t)tok_char_bytes((unsigned char)walk->subject[walk->from]) : 1;
-            continue;
-        }
-        walk->from = walk->last_end = end;
-        *ret_start = start;
-        *ret_end = end;
-        return 1;
-    }
-    return 0;
 }
 
 int tok_regex_subject(const char *text, size_t n_bytes, qc_buf *copy, const char **ret, qc_err *err)

@@ -62,10 +62,9 @@ static int split_regex(tok_run *run, folder *f, const tok_split *split, size_t n
 {
     const char *subject;
     QC_TRY(tok_regex_subject(f->text, n_bytes, &run->pieces[f->step], &subject, run->err));
-    tok_matches walk = tok_matches_of(split->regex, subject, n_bytes);
-    size_t done = 0, start, end;
+    size_t done = 0, start = 0, end = 0;
     int rc;
-    while ((rc = tok_matches_next(run, &walk, &start, &end)) > 0) {
+    while ((rc = tok_regex_find(run, split->regex, subject, n_bytes, done, &start, &end)) > 0) {
         if (done != start)
             QC_TRY(feed(f, done, start, false));
         QC_TRY(feed(f, start, end, true));
@@ -76,16 +75,6 @@ static int split_regex(tok_run *run, folder *f, const tok_split *split, size_t n
     if (done != n_bytes)
         QC_TRY(feed(f, done, n_bytes, false));
     return finish(f);
-}
-
-static int split_scan(folder *f, const tok_split *split, size_t n_bytes)
-{
-    for (size_t from = 0; from < n_bytes;) {
-        size_t end = split->scan(f->text, n_bytes, from);
-        QC_TRY(emit(f, from, end));
-        from = end;
-    }
-    return QC_OK;
 }
 
 /* Every numeric character is a match of its own. */
@@ -160,7 +149,7 @@ static int run_split(tok_run *run, size_t step, const char *text, size_t n_bytes
                 .behavior = split->behavior,
                 .invert = split->invert};
     switch (split->kind) {
-    case TOK_SPLIT_REGEX: return split->scan ? split_scan(&f, split, n_bytes) : split_regex(run, &f, split, n_bytes);
+    case TOK_SPLIT_REGEX: return split_regex(run, &f, split, n_bytes);
     case TOK_SPLIT_DIGITS: return split_digits(&f, n_bytes);
     case TOK_SPLIT_METASPACE: return split_metaspace(run, &f, split, n_bytes);
     case TOK_SPLIT_PREFIX_SPACE: return prefix_space(run, &f, n_bytes);

@@ -121,24 +121,6 @@ bool tok_is_space(int32_t cp)
            cp == 0x202F || cp == 0x205F || cp == 0x3000;
 }
 
-tok_class tok_class_of(int32_t cp)
-{
-    if (tok_is_space(cp))
-        return TOK_SPACE;
-    int category = category_of(cp);
-    if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO)
-        return TOK_LETTER;
-    if (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME)
-        return TOK_MARK;
-    if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO)
-        return TOK_NUMBER;
-    if (category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO)
-        return TOK_PUNCTUATION;
-    if (category >= UTF8PROC_CATEGORY_SM && category <= UTF8PROC_CATEGORY_SO)
-        return TOK_SYMBOL;
-    return TOK_OTHER;
-}
-
 bool tok_is_word(int32_t cp)
 {
     int category = category_of(cp);
@@ -152,7 +134,10 @@ bool tok_is_word(int32_t cp)
 
 bool tok_is_numeric(int32_t cp)
 {
-    return tok_class_of(cp) == TOK_NUMBER || (cp >= 0x11DE0 && cp <= 0x11DE9) || (cp >= 0x16FF4 && cp <= 0x16FF6);
+    int category = category_of(cp);
+    if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO)
+        return true;
+    return (cp >= 0x11DE0 && cp <= 0x11DE9) || (cp >= 0x16FF4 && cp <= 0x16FF6);
 }
 
 int tok_lower(int32_t cp, int32_t ret[2])

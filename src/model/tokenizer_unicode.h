@@ -11,12 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Classes of the well-known split patterns; every code point has exactly one. */
-typedef enum tok_class { TOK_OTHER, TOK_LETTER, TOK_MARK, TOK_NUMBER, TOK_PUNCTUATION, TOK_SYMBOL, TOK_SPACE } tok_class;
-
-/* \p{L} \p{M} \p{N} \p{P} \p{S} or \s (White_Space) of the regular expressions. */
-tok_class tok_class_of(int32_t cp);
-
 bool tok_is_space(int32_t cp);   /* White_Space */
 bool tok_is_word(int32_t cp);    /* \w: what single_word tokens may not touch */
 bool tok_is_numeric(int32_t cp); /* Nd, Nl, No: the Digits pre-tokenizer */
