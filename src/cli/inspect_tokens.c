@@ -88,8 +88,8 @@ static int read_stdin(qc_buf *ret, qc_err *err)
 }
 
 /* One line of stdin to one line of stdout (without the newline), appended to *out. */
-typedef int (*line_fn)(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out,
-                       qc_err *err);
+typedef int (*line_fn)(const qc_tokenizer *tok, const char *line, size_t n_bytes,
+                       const qc_encode_options *options, qc_buf *out, qc_err *err);
 
 /* Lines that could not be answered. */
 typedef struct bad_lines {
@@ -121,11 +121,11 @@ static int read_line(qc_buf *line, bool *ret_end, qc_err *err)
 }
 
 /* A line that can not be answered gives "null", so that lines stay in step and later ones are answered. */
-static int answer_line(const qc_tokenizer *tok, bool special, line_fn fn, const qc_buf *line, long line_no,
-                       bad_lines *bad, qc_err *err)
+static int answer_line(const qc_tokenizer *tok, const qc_encode_options *options, line_fn fn,
+                       const qc_buf *line, long line_no, bad_lines *bad, qc_err *err)
 {
     qc_buf out = {0};
-    int rc = fn(tok, line->data, line->n_bytes, special, &out, err);
+    int rc = fn(tok, line->data, line->n_bytes, options, &out, err);
     if (rc == QC_OK) {
         fwrite(out.data, 1, out.n_bytes, stdout);
         putchar('\n');
@@ -142,7 +142,7 @@ static int answer_line(const qc_tokenizer *tok, bool special, line_fn fn, const 
 }
 
 /* The first line that could not be answered is the error of the run. */
-static int each_line(const qc_tokenizer *tok, bool special, line_fn fn, qc_err *err)
+static int each_line(const qc_tokenizer *tok, const qc_encode_options *options, line_fn fn, qc_err *err)
 {
     qc_buf line = {.max_bytes = MAX_TEXT_BYTES};
     bad_lines bad = {0};
@@ -152,7 +152,7 @@ static int each_line(const qc_tokenizer *tok, bool special, line_fn fn, qc_err *
         rc = read_line(&line, &end, err);
         if (rc < 0 || end)
             break;
-        rc = answer_line(tok, special, fn, &line, line_no, &bad, err);
+        rc = answer_line(tok, options, fn, &line, line_no, &bad, err);
     }
     qc_buf_clear(&line);
     if (rc == QC_OK && bad.n > 1)
@@ -165,13 +165,12 @@ static int each_line(const qc_tokenizer *tok, bool special, line_fn fn, qc_err *
 
 /* ---- text to ids ---- */
 
-static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes, bool special, qc_buf *out,
-                       qc_err *err)
+static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes,
+                       const qc_encode_options *options, qc_buf *out, qc_err *err)
 {
     int32_t *ids;
     int64_t n_ids;
-    qc_encode_options options = {.add_special = special};
-    QC_TRY(qc_tokenizer_encode(tok, text, n_bytes, &options, &ids, &n_ids, err));
+    QC_TRY(qc_tokenizer_encode(tok, text, n_bytes, options, &ids, &n_ids, err));
     int rc = qc_buf_append(out, "[", 1, err);
     for (int64_t i = 0; rc == QC_OK && i < n_ids; i++)
         rc = qc_buf_printf(out, err, "%s%d", i ? "," : "", ids[i]);
@@ -179,25 +178,26 @@ static int text_to_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes
     return rc < 0 ? rc : qc_buf_append(out, "]", 1, err);
 }
 
-static int tokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special, qc_buf *out,
-                         qc_err *err)
+static int tokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes,
+                         const qc_encode_options *options, qc_buf *out, qc_err *err)
 {
     qc_buf text = {0};
     int rc = qc_buf_append(&text, "", 0, err);
     if (rc == QC_OK)
         rc = qc_json_text_parse(line, n_bytes, &text, err);
     if (rc == QC_OK)
-        rc = text_to_ids(tok, text.data, text.n_bytes, special, out, err);
+        rc = text_to_ids(tok, text.data, text.n_bytes, options, out, err);
     qc_buf_clear(&text);
     return rc;
 }
 
 /* All of stdin through fn as one line, the answer to stdout. */
-static int whole_stdin(const qc_tokenizer *tok, bool special, line_fn fn, const char *end, qc_err *err)
+static int whole_stdin(const qc_tokenizer *tok, const qc_encode_options *options, line_fn fn, const char *end,
+                       qc_err *err)
 {
     qc_buf text = {0}, out = {0};
     int rc = read_stdin(&text, err);
-    if (rc == QC_OK && (rc = fn(tok, text.data, text.n_bytes, special, &out, err)) == QC_E_INPUT)
+    if (rc == QC_OK && (rc = fn(tok, text.data, text.n_bytes, options, &out, err)) == QC_E_INPUT)
         qc_err_prefix(err, "stdin");
     if (rc == QC_OK) {
         fwrite(out.data, 1, out.n_bytes, stdout);
@@ -208,12 +208,12 @@ static int whole_stdin(const qc_tokenizer *tok, bool special, line_fn fn, const 
     return rc;
 }
 
-int qc_inspect_tokenize(const char *path, bool special, bool jsonl, qc_err *err)
+int qc_inspect_tokenize(const char *path, const qc_encode_options *options, bool jsonl, qc_err *err)
 {
     qc_tokenizer *tok;
     QC_TRY(load_tokenizer(path, &tok, err));
-    int rc = jsonl ? each_line(tok, special, tokenize_line, err)
-                   : whole_stdin(tok, special, text_to_ids, "\n", err);
+    int rc = jsonl ? each_line(tok, options, tokenize_line, err)
+                   : whole_stdin(tok, options, text_to_ids, "\n", err);
     qc_tokenizer_free(tok);
     return rc;
 }
@@ -245,14 +245,14 @@ static int parse_ids(const char *json, size_t n_bytes, int32_t **ret, int64_t *r
     return QC_OK;
 }
 
-static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes, bool special, qc_buf *out,
-                       qc_err *err)
+static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes,
+                       const qc_encode_options *options, qc_buf *out, qc_err *err)
 {
     int32_t *ids;
     int64_t n_ids;
     char *text;
     size_t n_text;
-    (void)special;
+    (void)options;
     QC_TRY(parse_ids(json, n_bytes, &ids, &n_ids, err));
     int rc = qc_tokenizer_decode(tok, ids, n_ids, false, &text, &n_text, err);
     qc_free(ids);
@@ -263,11 +263,11 @@ static int ids_to_text(const qc_tokenizer *tok, const char *json, size_t n_bytes
     return rc;
 }
 
-static int detokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes, bool special,
-                           qc_buf *out, qc_err *err)
+static int detokenize_line(const qc_tokenizer *tok, const char *line, size_t n_bytes,
+                           const qc_encode_options *options, qc_buf *out, qc_err *err)
 {
     qc_buf text = {0};
-    int rc = ids_to_text(tok, line, n_bytes, special, &text, err);
+    int rc = ids_to_text(tok, line, n_bytes, options, &text, err);
     if (rc == QC_OK)
         rc = qc_json_text_print(text.data, text.n_bytes, out, err);
     qc_buf_clear(&text);

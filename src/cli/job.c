@@ -65,7 +65,8 @@ static int open_inputs(job *j, qc_err *err)
                        (long long)limit);
     qc_tokenizer *tok;
     QC_TRY(qc_tokenizer_from_source(j->src, &tok, err));
-    int rc = qc_windows_from_text(tok, j->text, length, r->verify.windows, &j->windows, err);
+    int rc = qc_windows_from_text(tok, j->text, length, r->verify.windows, r->verify.plain_special,
+                                  &j->windows, err);
     qc_tokenizer_free(tok); /* its tables are large and not needed again */
     return rc;
 }

@@ -34,6 +34,8 @@ static const qc_opt qconvert_opts[] = {
     {"text", .group = "Verification", .key = "verify.text"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
+    {"plain-special", .key = "verify.plain_special", .value = "true",
+     .help = "text that spells a special token is ordinary text, not that token"},
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
      .help = "limit that the artifact must keep, as ppl_ratio=1.08; may be repeated"},
     {"no-verify", .key = "verify.enabled", .value = "false", .help = "do not measure what was written"},
@@ -91,6 +93,8 @@ static const qc_opt qinspect_opts[] = {
      .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
     {"special", .group = "Tokenizer", .command = "tokenize",
      .help = "add the special tokens that the tokenizer adds"},
+    {"plain-special", .command = "tokenize",
+     .help = "text that spells a special token is ordinary text, not that token"},
     {"jsonl", .command = "tokenize|detokenize",
      .help = "each line of stdin is a JSON string (tokenize) or an array of ids (detokenize), each line of "
              "stdout "
@@ -142,6 +146,8 @@ static const qc_opt qeval_opts[] = {
     {"text", .key = "verify.text"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
+    {"plain-special", .key = "verify.plain_special", .value = "true",
+     .help = "text that spells a special token is ordinary text, not that token"},
     {"ids", .arg = "FILE",
      .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
              "is, per list, the number of scored ids (all but the first) and their summed negative "

@@ -64,12 +64,12 @@ static qc_eval_options eval_options(const eval_job *j)
 
 /* ---- a text ---- */
 
-static int cut_text(const input *in, const char *text, int64_t length, int64_t n_windows, qc_windows *ret,
-                    qc_err *err)
+static int cut_text(const input *in, const char *text, int64_t length, int64_t n_windows, bool plain_special,
+                    qc_windows *ret, qc_err *err)
 {
     qc_tokenizer *tok;
     QC_TRY(qc_tokenizer_from_source(in->src, &tok, err));
-    int rc = qc_windows_from_text(tok, text, length, n_windows, ret, err);
+    int rc = qc_windows_from_text(tok, text, length, n_windows, plain_special, ret, err);
     qc_tokenizer_free(tok);
     return rc;
 }
@@ -80,7 +80,8 @@ static int check_same_ids(const eval_job *j, const char *text, const qc_windows 
     qc_windows other = {0};
     if (!j->reference.is_open)
         return QC_OK;
-    int rc = cut_text(&j->reference, text, windows->length, windows->n_windows, &other, err);
+    int rc = cut_text(&j->reference, text, windows->length, windows->n_windows, windows->plain_special,
+                      &other, err);
     if (rc == QC_OK && strcmp(other.ids_sha256, windows->ids_sha256) != 0)
         rc = qc_fail(err, QC_E_INPUT, "%s and %s turn the text %s into different token ids", j->recipe.model,
                      j->reference.src->path, text);
@@ -159,7 +160,8 @@ static int evaluate_text(const eval_job *j, qc_err *err)
         QC_TRY(qc_demo_text(&text, err));
     else if (!(text = qc_strdup(j->recipe.verify.text)))
         return qc_fail_nomem(err, "text path", strlen(j->recipe.verify.text));
-    int rc = cut_text(&j->model, text, length, j->recipe.verify.windows, &windows, err);
+    int rc = cut_text(&j->model, text, length, j->recipe.verify.windows, j->recipe.verify.plain_special,
+                      &windows, err);
     if (rc == QC_OK)
         rc = check_same_ids(j, text, &windows, err);
     if (rc == QC_OK)

@@ -12,7 +12,10 @@ static int inspect(const qc_args *args, qc_err *err)
     const char *path = args->operands[0], *command = args->command ? args->command : "";
     bool json = qc_args_has(args, "json"), jsonl = qc_args_has(args, "jsonl");
     if (strcmp(command, "tokenize") == 0)
-        return qc_inspect_tokenize(path, qc_args_has(args, "special"), jsonl, err);
+        return qc_inspect_tokenize(path,
+                                   &(qc_encode_options){.add_special = qc_args_has(args, "special"),
+                                                        .plain_special = qc_args_has(args, "plain-special")},
+                                   jsonl, err);
     if (strcmp(command, "detokenize") == 0)
         return qc_inspect_detokenize(path, jsonl, err);
     if (strcmp(command, "hash") == 0)

@@ -95,6 +95,7 @@ typedef struct qc_recipe_verify {
     char *text;      /* NULL = the bundled held-out text */
     int64_t windows; /* 0 = all that the text gives */
     int64_t length;  /* tokens; 0 = min(2048, what the model allows) */
+    bool plain_special; /* text that spells a special token is ordinary text */
     qc_limit *gates;
     int n_gates;
 } qc_recipe_verify;

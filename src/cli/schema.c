@@ -143,6 +143,8 @@ static const qc_key verify_keys[] = {
      .deflt = "16", .help = "windows to measure, or all"},
     {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .words = "auto", .unit = "tokens",
      .deflt = "auto", .help = "length of a window; auto is 2048 or what the model allows"},
+    {"plain_special", QC_KEY_BOOL, FIELD(S, plain_special), .deflt = "false",
+     .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
     {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES,
      .help = "limits that the artifact must keep"},
     {0}

@@ -50,14 +50,16 @@ typedef struct qc_windows {
     int64_t length;
     int64_t n_text_ids; /* ids of the whole text */
     bool bos;           /* a BOS id was put in front */
+    bool plain_special; /* the text of special tokens was ordinary text */
+    int64_t n_special;  /* special ids found in the text, the BOS not counted */
     char ids_sha256[65]; /* of ids[n_windows * length] as little-endian uint32 */
 } qc_windows;
 
 /* Read a text file (UTF-8, at most 4 GiB) and cut its first n_windows windows (0 = as many as there are). QC_E_INPUT:
  * unreadable, not UTF-8 (byte offset), empty, or shorter than one window. Fewer windows than asked for is no error;
- * compare n_windows. */
-int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows, qc_windows *ret,
-                         qc_err *err) QC_WARN_UNUSED;
+ * compare n_windows. Text that spells a special token becomes that token unless plain_special. */
+int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
+                         bool plain_special, qc_windows *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_windows_clear(qc_windows *windows);
 
 /* Perplexity of `model`, and against `reference` (NULL: alone) KL divergence, top-1 agreement and delta NLL with the

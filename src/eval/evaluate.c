@@ -111,6 +111,8 @@ static int summarize(const qc_token_score *scores, const qc_windows *w, bool pai
     e->windows = w->n_windows;
     e->length = e->stride = w->length;
     e->bos = w->bos;
+    e->plain_special = w->plain_special;
+    e->special_ids = w->n_special;
     e->tokens_text = w->n_text_ids;
     e->tokens_scored = w->n_windows * (w->length - 1);
     memcpy(e->ids_sha256, w->ids_sha256, sizeof e->ids_sha256);

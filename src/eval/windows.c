@@ -52,23 +52,26 @@ static int cut(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
     return hash_ids(w->ids, w->n_windows * w->length, w->ids_sha256, err);
 }
 
-int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows, qc_windows *ret,
-                         qc_err *err)
+int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
+                         bool plain_special, qc_windows *ret, qc_err *err)
 {
     if (length < 2)
         return qc_fail(err, QC_E_USAGE, "window length %lld: at least 2 is needed to score a token", (long long)length);
     char *text = NULL;
     size_t n_bytes, bad;
     QC_TRY(qc_file_read(path, MAX_TEXT_BYTES, &text, &n_bytes, err));
-    qc_windows w = {.length = length};
+    qc_windows w = {.length = length, .plain_special = plain_special};
+    qc_encode_options options = {.plain_special = plain_special};
     int rc = QC_OK;
     if (n_bytes == 0)
         rc = qc_fail(err, QC_E_INPUT, "%s: empty file, text was expected", path);
     else if (!qc_utf8_valid(text, n_bytes, &bad))
         rc = qc_fail(err, QC_E_INPUT, "%s: invalid UTF-8 at byte %zu", path, bad);
     else
-        rc = qc_tokenizer_encode(tok, text, n_bytes, NULL, &w.ids, &w.n_text_ids, err);
+        rc = qc_tokenizer_encode(tok, text, n_bytes, &options, &w.ids, &w.n_text_ids, err);
     qc_free(text);
+    for (int64_t i = 0; rc == QC_OK && i < w.n_text_ids; i++)
+        w.n_special += qc_tokenizer_is_special(tok, w.ids[i]);
     if (rc == QC_OK && qc_tokenizer_bos(tok) >= 0) {
         w.bos = true;
         rc = prepend(&w.ids, &w.n_text_ids, qc_tokenizer_bos(tok), err);

@@ -58,6 +58,8 @@ cJSON *qc_report_evaluation(const qc_evaluation *e)
     add_number(out, "windows", (double)e->windows);
     add_number(out, "length", (double)e->length);
     cJSON_AddBoolToObject(out, "bos", e->bos);
+    cJSON_AddBoolToObject(out, "plain_special", e->plain_special);
+    add_number(out, "special_ids", (double)e->special_ids);
     add_number(out, "tokens_text", (double)e->tokens_text);
     add_number(out, "tokens_scored", (double)e->tokens_scored);
     add_text(out, "ids_sha256", e->ids_sha256);

@@ -113,6 +113,8 @@ typedef struct qc_evaluation {
     int64_t length;      /* tokens per window */
     int64_t stride;      /* tokens from one window's start to the next's; = length when they do not overlap */
     bool bos;            /* whether a BOS was put in front */
+    bool plain_special;  /* text that spells a special token was ordinary text */
+    int64_t special_ids; /* special ids found in the text */
     int64_t tokens_text; /* tokens of the whole text */
     int64_t tokens_scored;
     char ids_sha256[65]; /* over the scored windows' ids as little-endian int32; "" if not computed */

@@ -49,13 +49,13 @@ START_TEST(golden_windows)
     ck_assert_int_eq(qc_json_load(test_data("golden/demo-qwen3/golden.json"), 1 << 24, true, &doc, &err), QC_OK);
     const cJSON *golden = qc_json_get(doc, "heldout");
     qc_windows all, w;
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, 0, &all, &err), QC_OK);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, 0, false, &all, &err), QC_OK);
     ck_assert_int_eq(all.n_text_ids, qc_json_get(golden, "tokens")->valueint);
     ck_assert_int_eq(all.n_windows, qc_json_get(golden, "windows")->valueint);
     ck_assert(!all.bos);
     qc_windows_clear(&all);
 
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, N, &w, &err), QC_OK);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, N, false, &w, &err), QC_OK);
     ck_assert_int_eq(w.n_windows, N);
     qc_evaluation e;
     ck_assert_msg(qc_evaluate(f.be, NULL, &f.model, &w, NULL, &e, &err) == QC_OK, "%s", err.msg);
@@ -84,7 +84,7 @@ START_TEST(pair_statistics)
     setup(&f);
     qc_err err = {0};
     qc_windows w;
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 64, 3, &w, &err), QC_OK);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 64, 3, false, &w, &err), QC_OK);
     qc_evaluation e;
     ck_assert_int_eq(qc_evaluate(f.be, &f.model, &f.model, &w, NULL, &e, &err), QC_OK);
     ck_assert(e.kld_mean == 0 && e.kld_max == 0 && e.kld_p99 == 0 && e.delta_nll == 0 && e.delta_nll_se == 0);
@@ -104,7 +104,7 @@ static void expect_text_error(const fixture *f, const char *text, size_t n_bytes
     close(fd);
     qc_windows w;
     qc_err err = {0};
-    ck_assert_int_eq(qc_windows_from_text(f->tok, path, 16, 0, &w, &err), code);
+    ck_assert_int_eq(qc_windows_from_text(f->tok, path, 16, 0, false, &w, &err), code);
     ck_assert_msg(strstr(err.msg, fragment) && strstr(err.msg, path), "%s", err.msg);
     unlink(path);
 }
@@ -118,8 +118,8 @@ START_TEST(bad_texts)
     expect_text_error(&f, "too short", 9, QC_E_INPUT, "a window has 16");
     qc_windows w;
     qc_err err = {0};
-    ck_assert_int_eq(qc_windows_from_text(f.tok, "/nonexistent", 16, 0, &w, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 1, 0, &w, &err), QC_E_USAGE);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, "/nonexistent", 16, 0, false, &w, &err), QC_E_INPUT);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 1, 0, false, &w, &err), QC_E_USAGE);
     teardown(&f);
 }
 END_TEST
