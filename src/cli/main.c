@@ -94,7 +94,8 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
 {
     qc_err err = {0};
     fill_standard_streams();
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is a write error like any other */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe and a size limit are write errors like any other */
+    signal(SIGXFSZ, SIG_IGN);
     qc_signals_install();
     qc_log_set_program(program->name);
     cJSON_InitHooks(&(cJSON_Hooks){json_alloc, qc_free});
