@@ -1,13 +1,11 @@
 #include "main.h"
 
 #include "progress.h"
-#include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_file.h"
 #include "qc_log.h"
 #include "version.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -32,11 +30,6 @@ static void fill_standard_streams(void)
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0)
             _exit(5);
-}
-
-static void *json_alloc(size_t n_bytes)
-{
-    return qc_alloc(1, n_bytes);
 }
 
 static void set_verbosity(const qc_args *args)
@@ -98,7 +91,6 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
     signal(SIGXFSZ, SIG_IGN);
     qc_signals_install();
     qc_log_set_program(program->name);
-    cJSON_InitHooks(&(cJSON_Hooks){json_alloc, qc_free});
     int rc = run(program, argc, argv, job, &err);
     qc_progress_end();
     errno = 0;
