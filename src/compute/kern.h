@@ -69,6 +69,7 @@ void qc_kern_init_quant_avx2(qc_kern *kern);
 void qc_kern_init_avx512(qc_kern *kern);
 void qc_kern_init_quant_avx512(qc_kern *kern);
 void qc_kern_init_neon(qc_kern *kern);
+void qc_kern_init_quant_neon(qc_kern *kern);
 
 /* The reference of score_block, to which the others hand blocks with NaN or infinities. */
 void qc_kern_score_block_ref(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0);

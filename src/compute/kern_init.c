@@ -16,8 +16,10 @@ void qc_kern_init(qc_kern *kern, uint32_t cpu_flags)
         qc_kern_init_quant_avx512(kern);
     }
 #elif defined(__aarch64__)
-    if (cpu_flags & QC_CPU_NEON)
+    if (cpu_flags & QC_CPU_NEON) {
         qc_kern_init_neon(kern);
+        qc_kern_init_quant_neon(kern);
+    }
 #else
     (void)cpu_flags;
 #endif

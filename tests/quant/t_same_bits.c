@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-static const char *const masks[] = {"", "avx512", "all"};
+static const char *const masks[] = {"", "avx512", "all"}; /* on AArch64 the first two are NEON */
 enum { N_MASKS = sizeof masks / sizeof masks[0], N_KINDS = 10 };
 
 /* Values of one kind, with some of the shapes that break kernels: zeros, denormals, one-sided, outliers, extremes. */
