@@ -32,7 +32,7 @@ static float *random_floats(int64_t n)
 {
     qc_rng rng;
     qc_rng_seed(&rng, 1);
-    float *p = malloc((size_t)n * sizeof *p);
+    float *p = backends[0]->alloc(backends[0], n, NULL);
     if (!p)
         exit(5);
     for (int64_t i = 0; i < n; i++)
@@ -122,9 +122,9 @@ static void bench_linear(int64_t k, int64_t n)
     report(&(bench){"load", shape, "GB/s", 4e-9 * (double)n * (double)k, run_load, &a, 0});
     for (int i = 0; i < n_backends; i++)
         backends[i]->weight_free(backends[i], a.prepared[i]);
-    free((void *)a.x);
-    free((void *)a.w);
-    free(a.y);
+    backends[0]->free(backends[0], (float *)a.x);
+    backends[0]->free(backends[0], (float *)a.w);
+    backends[0]->free(backends[0], a.y);
 }
 
 /* ---- the others ---- */
@@ -204,10 +204,10 @@ static void bench_others(void)
     report(&(bench){"add", "2048x576", "GB/s", 12e-9 * (double)a.n, run_add, &a, 0});
     report(&(bench){"rms_norm", "2048x576", "GB/s", 8e-9 * (double)a.n, run_norm, &a, 0});
     report(&(bench){"rope", "2048x9x64", "GB/s", 8e-9 * (double)a.n, run_rope, &a, 0});
-    free(a.a);
-    free(a.b);
-    free(a.c);
-    free(a.out);
+    backends[0]->free(backends[0], a.a);
+    backends[0]->free(backends[0], a.b);
+    backends[0]->free(backends[0], a.c);
+    backends[0]->free(backends[0], a.out);
     free(a.scores);
     free(a.targets);
 }

@@ -1,13 +1,13 @@
 /* Causal attention in blocks (FlashAttention's order, Dao et al. 2022): a task takes TILE_Q queries of one head and
  * walks over the keys in blocks of BLOCK_KEYS with an online softmax. Keys and values are first packed into the panels
- * that `gemm` reads. Within a block every strip of kern.mr queries computes only the keys that it can see. */
+ * that `gemm` reads. Keys above the diagonal are left out in steps of a panel and a strip of kern.mr queries. */
 #include "cpu.h"
 #include "qc_math.h"
 
 #include <float.h>
 #include <string.h>
 
-enum { TILE_Q = 96, BLOCK_KEYS = 128 };
+enum { TILE_Q = 96, BLOCK_KEYS = 256 };
 
 typedef struct attention_job {
     const qc_cpu_backend *cb;
@@ -56,37 +56,66 @@ static void pack_task(void *ctx, int64_t task, int thread)
     pack_values(j->packed_v + task * j->v_block_elems, v, ld, n_keys, dim, kern->nr);
 }
 
-/* Queries q0 + r .. q0 + r + m - 1 (a strip) against the block of n_keys keys from k0. */
-static void strip_block(const attention_job *j, tile *t, int64_t q0, int64_t r, int64_t m, int64_t k0, int64_t n_keys,
-                        const float *packed_k, const float *packed_v)
+/* A tile of queries q0 .. q0 + m - 1 against the block of keys k0 .. k0 + n - 1. */
+typedef struct block {
+    int64_t q0, m, k0, n;
+} block;
+
+/* First and last + 1 key of the block that query q0 + r sees; lo >= hi if none. */
+static void seen(const attention_job *j, const block *b, int64_t r, int64_t *lo, int64_t *hi)
+{
+    int64_t key = b->q0 + r - b->k0;
+    *hi = qc_min_i64(b->n, key + 1);
+    *lo = j->s->window > 0 ? qc_max_i64(0, key - j->s->window + 1) : 0;
+}
+
+/* Scores of the queries that see something of a panel of keys, whole strips of kern.mr queries. */
+static void block_scores(const attention_job *j, tile *t, const block *b, const float *packed_k)
 {
     const qc_kern *kern = &j->cb->kern;
-    const qc_attention_shape *s = j->s;
-    int64_t dim = s->head_dim, first = q0 + r, last = first + m - 1;
-    int64_t n = qc_min_i64(n_keys, last - k0 + 1);
-    int64_t lowest = s->window > 0 ? first - s->window + 1 - k0 : 0;
-    if (n <= 0 || lowest >= n_keys)
-        return;
-    float *scores = t->scores + r * BLOCK_KEYS, *acc = t->acc + r * dim;
-    for (int64_t i = 0; i < n; i += kern->nr)
-        kern->gemm(scores + i, BLOCK_KEYS, t->q + r * dim, dim, packed_k + i * dim, m, qc_min_i64(kern->nr, n - i), dim,
-                   false);
-    for (int64_t i = 0; i < m; i++) {
-        float *row = scores + i * BLOCK_KEYS;
-        int64_t hi = qc_min_i64(n, first + i - k0 + 1);
-        int64_t lo = s->window > 0 ? qc_max_i64(0, first + i - s->window + 1 - k0) : 0;
-        if (lo >= hi) { /* this query sees none of the block */
-            memset(row, 0, (size_t)n * sizeof *row);
+    int64_t dim = j->s->head_dim, mr = kern->mr;
+    for (int64_t i = 0; i < b->n; i += kern->nr) {
+        int64_t n = qc_min_i64(kern->nr, b->n - i), above = b->k0 + i - b->q0;
+        int64_t r0 = above > 0 ? above / mr * mr : 0;
+        int64_t r1 = j->s->window > 0 ? qc_min_i64(b->m, above + n - 1 + j->s->window) : b->m;
+        if (r0 < r1)
+            kern->gemm(t->scores + r0 * BLOCK_KEYS + i, BLOCK_KEYS, t->q + r0 * dim, dim, packed_k + i * dim, r1 - r0, n,
+                       dim, false);
+    }
+}
+
+/* Scores to weights, zero for unseen keys up to the last one that the strip of the query sees. */
+static void block_softmax(const attention_job *j, tile *t, const block *b)
+{
+    const qc_kern *kern = &j->cb->kern;
+    int64_t dim = j->s->head_dim, lo, hi;
+    for (int64_t r = 0; r < b->m; r++) {
+        float *row = t->scores + r * BLOCK_KEYS, *acc = t->acc + r * dim;
+        seen(j, b, r, &lo, &hi);
+        if (lo >= hi) {
+            memset(row, 0, (size_t)b->n * sizeof *row);
             continue;
         }
-        if (s->softcap > 0)
-            kern->softcap(row, row, s->softcap, n);
-        float shrink = kern->softmax(row, lo, hi, n, &t->state[r + i]);
+        if (j->s->softcap > 0)
+            kern->softcap(row + lo, row + lo, j->s->softcap, hi - lo);
+        float shrink = kern->softmax(row, lo, hi, qc_min_i64(b->n, hi + kern->mr - 1), &t->state[r]);
         if (shrink != 1)
-            kern->scale(acc + i * dim, acc + i * dim, shrink, dim);
+            kern->scale(acc, acc, shrink, dim);
     }
+}
+
+/* acc += weights * values. Below the diagonal all queries at once, else strip by strip up to its last seen key. */
+static void block_values(const attention_job *j, tile *t, const block *b, const float *packed_v)
+{
+    const qc_kern *kern = &j->cb->kern;
+    int64_t dim = j->s->head_dim, step = b->k0 + b->n - 1 <= b->q0 ? b->m : kern->mr;
     for (int64_t c = 0; c < dim; c += kern->nr)
-        kern->gemm(acc + c, dim, scores, BLOCK_KEYS, packed_v + c * n_keys, m, qc_min_i64(kern->nr, dim - c), n, true);
+        for (int64_t r = 0; r < b->m; r += step) {
+            int64_t m = qc_min_i64(step, b->m - r), n = qc_min_i64(b->n, b->q0 + r + m - b->k0);
+            if (n > 0)
+                kern->gemm(t->acc + r * dim + c, dim, t->scores + r * BLOCK_KEYS, BLOCK_KEYS, packed_v + c * b->n, m,
+                           qc_min_i64(kern->nr, dim - c), n, true);
+        }
 }
 
 static void tile_task(void *ctx, int64_t task, int thread)
@@ -108,12 +137,13 @@ static void tile_task(void *ctx, int64_t task, int thread)
     }
     memset(t.acc, 0, (size_t)(m * dim) * sizeof *t.acc);
     int64_t first_key = s->window > 0 ? qc_max_i64(0, q0 - s->window + 1) : 0;
-    for (int64_t b = first_key / BLOCK_KEYS; b < j->n_blocks && b * BLOCK_KEYS < q0 + m; b++) {
-        int64_t k0 = b * BLOCK_KEYS, n_keys = qc_min_i64(BLOCK_KEYS, s->n_tokens - k0);
-        const float *packed_k = j->packed_k + (kv_head * j->n_blocks + b) * j->k_block_elems;
-        const float *packed_v = j->packed_v + (kv_head * j->n_blocks + b) * j->v_block_elems;
-        for (int64_t r = 0; r < m; r += kern->mr)
-            strip_block(j, &t, q0, r, qc_min_i64(kern->mr, m - r), k0, n_keys, packed_k, packed_v);
+    for (int64_t i = first_key / BLOCK_KEYS; i * BLOCK_KEYS < q0 + m; i++) {
+        block b = {.q0 = q0, .m = m, .k0 = i * BLOCK_KEYS};
+        b.n = qc_min_i64(BLOCK_KEYS, s->n_tokens - b.k0);
+        int64_t packed = kv_head * j->n_blocks + i;
+        block_scores(j, &t, &b, j->packed_k + packed * j->k_block_elems);
+        block_softmax(j, &t, &b);
+        block_values(j, &t, &b, j->packed_v + packed * j->v_block_elems);
     }
     for (int64_t i = 0; i < m; i++)
         kern->scale(j->out + (q0 + i) * ld + head * dim, t.acc + i * dim, 1 / t.state[i].sum, dim);
