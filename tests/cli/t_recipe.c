@@ -1,4 +1,5 @@
 /* Recipes: every key, every kind of error with its place, hostile files. */
+#include "gates.h"
 #include "programs.h"
 #include "qc_alloc.h"
 #include "qc_test.h"
@@ -318,6 +319,28 @@ START_TEST(hostile_sizes)
 }
 END_TEST
 
+/* The names that a recipe takes are those that src/report can judge. */
+START_TEST(gate_names_are_those_of_the_report)
+{
+    size_t n;
+    const char *word, *words = qc_schema_find("verify.gates")->words;
+    for (int i = 0; (word = qc_word_at(words, i, &n)); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)n, word);
+        ck_assert_msg(qc_gate_check(name, 1, &err) == QC_OK, "%s", err.msg);
+    }
+    ck_assert_int_eq(qc_gate_check("nonsense", 1, &err), QC_E_USAGE);
+    /* and none is missing: the error lists them all */
+    for (const char *p = strchr(err.msg, '(') + 1; *p;) {
+        char name[64];
+        size_t k = strcspn(p, ",)");
+        snprintf(name, sizeof name, "%.*s", (int)k, p);
+        ck_assert_msg(qc_word_find(words, name) >= 0, "gate %s is no key of recipes", name);
+        p += k + strspn(p + k, ",) ");
+    }
+}
+END_TEST
+
 /* A long override list with many names is fine. */
 START_TEST(long_lists_are_fine)
 {
@@ -475,6 +498,7 @@ int main(void)
                                {"not_built_yet", not_built_yet},
                                {"null_keeps_the_default", null_keeps_the_default},
                                {"hostile_sizes", hostile_sizes},
+                               {"gate_names_are_those_of_the_report", gate_names_are_those_of_the_report},
                                {"long_lists_are_fine", long_lists_are_fine},
                                {"flags_win_over_the_file", flags_win_over_the_file},
                                {"set_forms", set_forms},
