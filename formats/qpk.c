@@ -150,6 +150,8 @@ int qc_qpk_open(const char *path, qc_source **ret, qc_err *err)
         goto fail;
     }
     self->base.path = self->path;
+    self->base.files = &self->path;
+    self->base.n_files = 1;
     for (int64_t i = 0; i < self->base.n_tensors; i++)
         self->infos[i] = info_of(qpk_tensor_at(self->file, i));
     *ret = &self->base;

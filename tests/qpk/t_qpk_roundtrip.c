@@ -141,6 +141,8 @@ START_TEST(tables)
     ck_assert_msg(qc_source_open(path, &src, &err) == QC_OK, "%s", err.msg);
     ck_assert_str_eq(src->format, "qpk");
     ck_assert_str_eq(src->path, path);
+    ck_assert_int_eq(src->n_files, 1);
+    ck_assert_str_eq(src->files[0], path);
     ck_assert_int_eq(src->n_tensors, 3);
     ck_assert_int_eq(src->find(src, "lm_head.weight"), src->find(src, "model.embed_tokens.weight"));
     ck_assert_int_eq(src->find(src, "none"), -1);
