@@ -62,23 +62,25 @@ static int hf_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int6
     return rc < 0 ? qc_err_prefix(err, "%s: tensor \"%.200s\"", src->path, info->name) : QC_OK;
 }
 
-/* The kernel maps neighbours of a touched page in aligned windows of this size, so that rows read in turn keep each
- * other's pages alive unless whole windows go. Dropping a page that is still in use costs a page fault, no more. */
-#define FAULT_WINDOW_BYTES 65536u
+/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or of the window
+ * that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages alive unless all of them
+ * go. Dropping a page that is still in use costs a page fault, no more. */
+#define FOLIO_BYTES (UINT64_C(2) << 20)
+#define FAULT_WINDOW_BYTES (UINT64_C(64) << 10)
 
 static void hf_release(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows)
 {
     const entry *e = &self(src)->entries[tensor];
     const qc_mapped *map = &self(src)->shards[e->shard].map;
-    uintptr_t base = (uintptr_t)map->data;
-    uintptr_t begin = base + e->tensor->offset + (uint64_t)row0 * row_bytes(&e->tensor->info);
-    uintptr_t end = begin + (uint64_t)n_rows * row_bytes(&e->tensor->info);
-    begin = begin / FAULT_WINDOW_BYTES * FAULT_WINDOW_BYTES;
-    end = (end + FAULT_WINDOW_BYTES - 1) / FAULT_WINDOW_BYTES * FAULT_WINDOW_BYTES;
-    begin = begin < base ? base : begin;
-    end = end > base + map->n_bytes ? base + map->n_bytes : end;
-    if (n_rows > 0 && begin < end)
-        qc_mapped_release(map, begin - base, end - begin);
+    uint64_t begin = e->tensor->offset + (uint64_t)row0 * row_bytes(&e->tensor->info);
+    uint64_t end = begin + (uint64_t)n_rows * row_bytes(&e->tensor->info);
+    if (begin == end)
+        return;
+    begin = begin / FOLIO_BYTES * FOLIO_BYTES;
+    begin = begin < FAULT_WINDOW_BYTES ? 0 : begin - FAULT_WINDOW_BYTES;
+    end = (end + FOLIO_BYTES - 1) / FOLIO_BYTES * FOLIO_BYTES + FAULT_WINDOW_BYTES;
+    end = end > map->n_bytes ? map->n_bytes : end;
+    qc_mapped_release(map, begin, end - begin);
 }
 
 /* A tokenizer may be large; the other side files are small. */

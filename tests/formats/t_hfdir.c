@@ -241,6 +241,17 @@ START_TEST(s6_not_in_index)
 }
 END_TEST
 
+/* A hostile name must not break out of its line. */
+START_TEST(newline_in_name)
+{
+    put_two_shards();
+    put_tensors("model-2.safetensors", "b F32 4;ex\\ntra F32 1", NULL);
+    qc_source_close(must_open());
+    ck_assert_ptr_nonnull(strstr(logged(), "not in the index: ex\\x0atra"));
+    ck_assert_int_eq(n_lines(logged()), 2); /* the other is about total_size */
+}
+END_TEST
+
 START_TEST(s6_other_shard)
 {
     put_two_shards();
@@ -611,7 +622,7 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     suite_add_tcase(s, tc);
     const TTest *const tests[] = {single_file, sharded, no_metadata_in_index, s5_missing_shards, s5_many_missing,
-                                  single_file_dangling, links_are_followed, s6_not_in_index, s6_other_shard, s6_nowhere,
+                                  single_file_dangling, links_are_followed, s6_not_in_index, newline_in_name, s6_other_shard, s6_nowhere,
                                   in_two_shards, s7_s8_strays, s8_only_other_names, no_safetensors, broken_shard, o8_read_only,
                                   s12_all_bf16, other_dtypes, unreadable_dtype, empty_tensors, side_file_limits, released_pages,
                                   failing_allocations};
