@@ -33,16 +33,14 @@ static inline uint16_t qc_f32_to_bf16(float x)
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+/* Masks instead of branches, so that loops over it become vector code. */
 static inline float qc_f16_to_f32(uint16_t h)
 {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 0x3ff;
-    if (e == 31)
-        return qc_f32_from_bits(sign | 0x7f800000u | (m << 13));
-    if (e == 0) { /* subnormal or zero: m * 2^-24 is exact in float32 */
-        float x = (float)m * 0x1p-24f;
-        return sign ? -x : x;
-    }
-    return qc_f32_from_bits(sign | ((e + 112) << 23) | (m << 13));
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, a = (uint32_t)(h & 0x7fff) << 13;
+    uint32_t tiny = qc_f32_bits((float)(int32_t)(h & 0x3ff) * 0x1p-24f); /* value of a zero or subnormal */
+    uint32_t is_tiny = 0u - (uint32_t)((h & 0x7c00) == 0), is_special = 0u - (uint32_t)((h & 0x7c00) == 0x7c00);
+    uint32_t u = (a + (112u << 23)) | (0x7f800000u & is_special);
+    return qc_f32_from_bits(sign | (u & ~is_tiny) | (tiny & is_tiny));
 }
 
 static inline uint16_t qc_f32_to_f16(float x)

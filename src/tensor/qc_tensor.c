@@ -46,38 +46,51 @@ void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t 
     }
 }
 
-#define CONVERT(type, expr)                                                                                  \
-    for (int64_t i = 0; i < n_elems; i++) {                                                                  \
-        type v;                                                                                              \
-        memcpy(&v, s + (size_t)i * sizeof v, sizeof v);                                                      \
-        dst[i] = expr;                                                                                       \
-    }                                                                                                        \
-    return QC_OK
+/* One function per type: restrict and element types of byte alignment let the compiler use vectors. */
+#define CONVERTER(name, type, expr)                                                                          \
+    typedef type name##_elem __attribute__((aligned(1), may_alias));                                         \
+    static int name(const void *restrict src, int64_t n_elems, float *restrict dst)                          \
+    {                                                                                                        \
+        const name##_elem *restrict s = src;                                                                 \
+        for (int64_t i = 0; i < n_elems; i++) {                                                              \
+            type v = s[i];                                                                                   \
+            dst[i] = expr;                                                                                   \
+        }                                                                                                    \
+        return QC_OK;                                                                                        \
+    }
+
+CONVERTER(from_f16, uint16_t, qc_f16_to_f32(v))
+CONVERTER(from_bf16, uint16_t, qc_bf16_to_f32(v))
+CONVERTER(from_f64, double, (float)v)
+CONVERTER(from_i8, int8_t, (float)v)
+CONVERTER(from_u8, uint8_t, (float)v)
+CONVERTER(from_i16, int16_t, (float)v)
+CONVERTER(from_u16, uint16_t, (float)v)
+CONVERTER(from_i32, int32_t, (float)v)
 
 int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err)
 {
-    const char *s = src;
     switch (dtype) {
     case QC_DT_F32:
         memcpy(dst, src, (size_t)n_elems * sizeof *dst);
         return QC_OK;
     case QC_DT_F16:
-        CONVERT(uint16_t, qc_f16_to_f32(v));
+        return from_f16(src, n_elems, dst);
     case QC_DT_BF16:
-        CONVERT(uint16_t, qc_bf16_to_f32(v));
+        return from_bf16(src, n_elems, dst);
     case QC_DT_F64:
-        CONVERT(double, (float)v);
+        return from_f64(src, n_elems, dst);
     case QC_DT_I8:
-        CONVERT(int8_t, (float)v);
+        return from_i8(src, n_elems, dst);
     case QC_DT_U8:
     case QC_DT_BOOL:
-        CONVERT(uint8_t, (float)v);
+        return from_u8(src, n_elems, dst);
     case QC_DT_I16:
-        CONVERT(int16_t, (float)v);
+        return from_i16(src, n_elems, dst);
     case QC_DT_U16:
-        CONVERT(uint16_t, (float)v);
+        return from_u16(src, n_elems, dst);
     case QC_DT_I32:
-        CONVERT(int32_t, (float)v);
+        return from_i32(src, n_elems, dst);
     default:
         return qc_fail(err, QC_E_UNSUPPORTED, "%s elements can not be read as numbers", qc_dtype_name(dtype));
     }

@@ -7,7 +7,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdarg.h>
+#include <math.h>
 #include <stdint.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -446,6 +446,29 @@ START_TEST(s12_all_bf16)
 }
 END_TEST
 
+/* Every finite F16 value by its definition; infinities and NaN keep their kind. */
+START_TEST(all_f16)
+{
+    uint16_t *data = malloc(2 * 65536);
+    for (unsigned i = 0; i < 65536; i++)
+        data[i] = (uint16_t)i;
+    put_tensors("model.safetensors", "x F16 256,256", data);
+    qc_source *src = must_open();
+    float *x = malloc(65536 * sizeof *x);
+    qc_err err = {0};
+    ck_assert_int_eq(src->read_rows(src, 0, 0, 256, x, &err), QC_OK);
+    for (int k = 0; k < 65536; k++) {
+        int e = k >> 10 & 31, m = k & 1023;
+        double v = e == 31 ? (m ? NAN : INFINITY) : e == 0 ? ldexp(m, -24) : ldexp(1024 + m, e - 25);
+        ck_assert_msg(isnan(v) ? isnan(x[k]) : (double)x[k] == (k >> 15 ? -v : v), "%04x: %g", k, (double)x[k]);
+        ck_assert_msg(!signbit(x[k]) == !(k >> 15), "%04x: sign", k);
+    }
+    free(x);
+    free(data);
+    qc_source_close(src);
+}
+END_TEST
+
 /* F16 and the integers against values written by hand. */
 START_TEST(other_dtypes)
 {
@@ -624,7 +647,7 @@ int main(void)
     const TTest *const tests[] = {single_file, sharded, no_metadata_in_index, s5_missing_shards, s5_many_missing,
                                   single_file_dangling, links_are_followed, s6_not_in_index, newline_in_name, s6_other_shard, s6_nowhere,
                                   in_two_shards, s7_s8_strays, s8_only_other_names, no_safetensors, broken_shard, o8_read_only,
-                                  s12_all_bf16, other_dtypes, unreadable_dtype, empty_tensors, side_file_limits, released_pages,
+                                  s12_all_bf16, all_f16, other_dtypes, unreadable_dtype, empty_tensors, side_file_limits, released_pages,
                                   failing_allocations};
     for (int i = 0; i < COUNT(tests); i++)
         tcase_add_test(tc, tests[i]);
