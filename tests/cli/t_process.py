@@ -94,8 +94,10 @@ def no_progress_in_a_pipe(_):
 
 
 def closed_pipe_is_an_error(_):
-    process = subprocess.Popen([program("qinspect"), "--quiet", MODEL], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
+    reader, writer = os.pipe()
+    os.close(reader)  # before the program starts, so that no write can win a race
+    process = subprocess.Popen([program("qinspect"), "--quiet", MODEL], stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
     message = process.stderr.read()
     assert process.wait() == 5, process.returncode
     assert message == b"qinspect: error: stdout: Broken pipe\n", message
