@@ -14,8 +14,8 @@
 #define TOL_DOT(n) ((8 + sqrt((double)(n))) * TOL_U)
 
 /* Elementwise formulas with an exp inside (softmax weights, SiLU, tanh), relative: exp of the vector kernels is within
- * 2 ulp = 4 u, then at most 6 more roundings. Results below FLT_MIN may be flushed: TOL_TINY absolute. */
-#define TOL_EXP (10 * TOL_U)
+ * 1 ulp = 2 u, then at most 6 more roundings. Results below FLT_MIN may be flushed: TOL_TINY absolute. */
+#define TOL_EXP (8 * TOL_U)
 #define TOL_TINY ((double)FLT_MIN)
 
 /* A rotation or axpy: two products and a sum, each rounded once, as a factor of the sum of absolute terms. */

@@ -1,6 +1,7 @@
-/* Kernels of the CPU backend: a table of function pointers, filled once by qc_kern_init (reference first, then each
- * higher instruction set the processor has overwrites its slots). A kernel only loops: it allocates nothing, knows no
- * threads and no errors; the callers in cpu/ check shapes and split the work. Pointers need no alignment. */
+/* Kernels of the CPU backend: a table of function pointers, filled once by qc_kern_init (reference first,
+ * then each higher instruction set the processor has overwrites its slots). A kernel only loops: it allocates
+ * nothing, knows no threads and no errors; the callers in cpu/ check shapes and split the work. Pointers need
+ * no alignment. */
 #ifndef QC_KERN_H
 #define QC_KERN_H
 
@@ -23,11 +24,11 @@ typedef struct qc_kern {
     int mr;           /* rows that `gemm` computes at once: tiles of a multiple of it waste nothing */
     int nr;           /* outputs per panel */
 
-    /* c[m, n] = a[m, k] b[k, n], or += with accumulate; n <= nr, row strides lda, ldc. b is a panel [k, nr] whose
-     * columns beyond n hold zeros; the panel behind it is likely the next one asked for. Products are added in the
-     * order of k. */
-    void (*gemm)(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t m, int64_t n, int64_t k,
-                 bool accumulate);
+    /* c[m, n] = a[m, k] b[k, n], or += with accumulate; n <= nr, row strides lda, ldc. b is a panel [k, nr]
+     * whose columns beyond n hold zeros; the panel behind it is likely the next one asked for. Products are
+     * added in the order of k. */
+    void (*gemm)(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t m, int64_t n,
+                 int64_t k, bool accumulate);
     /* Panel dst[k, nr] from rows src[n, k] (stride lds): dst[j, i] = src[i, j], zeros for i >= n; n <= nr. */
     void (*pack)(float *dst, const float *src, int64_t lds, int64_t n, int64_t k);
 
@@ -44,16 +45,18 @@ typedef struct qc_kern {
     /* y = cap * tanh(x / cap); y may be x. */
     void (*softcap)(float *y, const float *x, float cap, int64_t n);
 
-    /* One row of a block of scores s[n], of which lo .. hi - 1 (lo < hi) are seen: s = exp(s - new max) there and 0
-     * elsewhere; *state moves on. Returns exp(old max - new max), by which sums over earlier blocks shrink. */
+    /* One row of a block of scores s[n], of which lo .. hi - 1 (lo < hi) are seen: s = exp(s - new max) there
+     * and 0 elsewhere; *state moves on. Returns exp(old max - new max), by which sums over earlier blocks
+     * shrink. */
     float (*softmax)(float *s, int64_t lo, int64_t hi, int64_t n, qc_softmax_state *state);
 
-    /* Take n <= QC_SCORE_BLOCK logits of ids id0 .. into *s (target_a and target_b are the caller's business); b may
-     * be NULL. A logit that is NaN or infinite is counted and left out of its sum, its pair left out of `cross`. */
+    /* Take n <= QC_SCORE_BLOCK logits of ids id0 .. into *s (target_a and target_b are the caller's
+     * business); b may be NULL. A logit that is NaN or infinite is counted and left out of its sum, its pair
+     * left out of `cross`. */
     void (*score_block)(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0);
 
-    /* As the operation of backend.h, for one row: codes[n_cols], scales and (unless symmetric) zeros[n_groups]. Adds
-     * to *stats. Every instruction set gives the same bits. */
+    /* As the operation of backend.h, for one row: codes[n_cols], scales and (unless symmetric)
+     * zeros[n_groups]. Adds to *stats. Every instruction set gives the same bits. */
     void (*quantize_row)(const float *w, int64_t n_cols, const qc_quant_spec *spec, const float *col_weight,
                          uint8_t *codes, float *scales, uint8_t *zeros, qc_quant_stats *stats);
 } qc_kern;

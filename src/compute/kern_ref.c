@@ -1,5 +1,6 @@
-/* Scalar reference of every kernel slot. Sums are taken in double, transcendental functions come from libm in double;
- * built without contraction and without fast math. Slow on purpose: the other kernels are measured against it. */
+/* Scalar reference of every kernel slot. Sums are taken in double, transcendental functions come from libm in
+ * double; built without contraction and without fast math. Slow on purpose: the other kernels are measured
+ * against it. */
 #include "kern.h"
 
 #include <math.h>
@@ -25,7 +26,8 @@ static void pack_ref(float *dst, const float *src, int64_t lds, int64_t n, int64
             dst[j * NR_REF + i] = i < n ? src[i * lds + j] : 0;
 }
 
-static void rms_norm_ref(float *y, const float *x, const float *gain, float gain_offset, int64_t dim, float eps)
+static void rms_norm_ref(float *y, const float *x, const float *gain, float gain_offset, int64_t dim,
+                         float eps)
 {
     double sum = 0;
     for (int64_t i = 0; i < dim; i++)

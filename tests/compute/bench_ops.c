@@ -1,6 +1,6 @@
-/* Speed of the operations at the shapes of real models: one table, every instruction set, OpenBLAS beside ours.
- * Usage: bench_ops [pattern [threads]]. Each line is the best of a few interleaved rounds, in processor time of all
- * threads, so that other work on the machine counts little; rates are per core. */
+/* Speed of the operations at the shapes of real models: one table, every instruction set, OpenBLAS beside
+ * ours. Usage: bench_ops [pattern [threads]]. Each line is the best of a few interleaved rounds, in processor
+ * time of all threads, so that other work on the machine counts little; rates are per core. */
 #include "backend.h"
 #include "qc_cpu.h"
 #include "qc_rng.h"
@@ -64,8 +64,8 @@ static void report(const bench *b)
             best[i] = fmin(best[i], now() - t0);
         }
     for (int i = 0; i < n; i++)
-        printf("%-10s %-22s %-9s %9.3f ms %8.1f %s\n", b->op, b->shape, i < n_backends ? names[i] : "openblas",
-               best[i] * 1e3, b->work / best[i], b->unit);
+        printf("%-10s %-22s %-9s %9.3f ms %8.1f %s\n", b->op, b->shape,
+               i < n_backends ? names[i] : "openblas", best[i] * 1e3, b->work / best[i], b->unit);
     fflush(stdout);
 }
 
@@ -113,7 +113,10 @@ static void bench_linear(int64_t k, int64_t n)
 {
     char shape[64];
     snprintf(shape, sizeof shape, "%dx%lldx%lld", TOKENS, (long long)k, (long long)n);
-    linear_args a = {.n = n, .k = k, .x = random_floats(TOKENS * k), .w = random_floats(n * k),
+    linear_args a = {.n = n,
+                     .k = k,
+                     .x = random_floats(TOKENS * k),
+                     .w = random_floats(n * k),
                      .y = random_floats(TOKENS * n)};
     for (int i = 0; i < n_backends; i++)
         if (backends[i]->weight_load(backends[i], n, k, fetch, &a, &a.prepared[i], NULL) != QC_OK)
@@ -178,10 +181,12 @@ static void run_score(qc_backend *be, void *args)
 static void bench_others(void)
 {
     int64_t n = (int64_t)TOKENS * 4096;
-    op_args a = {.a = random_floats(n), .b = random_floats(n), .c = random_floats(n), .out = random_floats(n), .n = n};
+    op_args a = {
+        .a = random_floats(n), .b = random_floats(n), .c = random_floats(n), .out = random_floats(n), .n = n};
     a.scores = malloc(TOKENS * sizeof *a.scores);
     a.targets = calloc(TOKENS, sizeof *a.targets);
-    static const qc_attention_shape shapes[] = {{TOKENS, 9, 3, 64, 0, 0.125f, 0}, {TOKENS, 16, 8, 128, 0, 0.088f, 0},
+    static const qc_attention_shape shapes[] = {{TOKENS, 9, 3, 64, 0, 0.125f, 0},
+                                                {TOKENS, 16, 8, 128, 0, 0.088f, 0},
                                                 {TOKENS, 9, 3, 64, 256, 0.125f, 0}};
     for (int i = 0; i < 3; i++) {
         char shape[64];
@@ -189,8 +194,8 @@ static void bench_others(void)
         snprintf(shape, sizeof shape, "T%d H%lld/%lld D%lld w%lld", TOKENS, (long long)a.shape.n_heads,
                  (long long)a.shape.n_kv_heads, (long long)a.shape.head_dim, (long long)a.shape.window);
         double pairs = a.shape.window ? (double)TOKENS * (double)a.shape.window : 0.5 * TOKENS * TOKENS;
-        report(&(bench){"attention", shape, "GFLOP/s", 4e-9 * pairs * (double)(a.shape.n_heads * a.shape.head_dim),
-                        run_attention, &a, 0});
+        report(&(bench){"attention", shape, "GFLOP/s",
+                        4e-9 * pairs * (double)(a.shape.n_heads * a.shape.head_dim), run_attention, &a, 0});
     }
     a.n = 4096;
     report(&(bench){"score2", "2048x4096", "GB/s", 8e-9 * TOKENS * 4096, run_score, &a, 0});
@@ -214,8 +219,8 @@ static void bench_others(void)
 
 int main(int argc, char **argv)
 {
-    static const int64_t shapes[][2] = {{576, 192}, {576, 576}, {576, 1536}, {1536, 576}, {576, 4096}, {1024, 1024},
-                                        {1024, 3072}, {3072, 1024}, {1024, 4096}};
+    static const int64_t shapes[][2] = {{576, 192},   {576, 576},   {576, 1536},  {1536, 576}, {576, 4096},
+                                        {1024, 1024}, {1024, 3072}, {3072, 1024}, {1024, 4096}};
     qc_err err;
     if (argc > 1)
         pattern = argv[1];

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GUARD 64
+#define GUARD  64
 #define CANARY 0x7fb5a5a5u /* a signalling NaN */
 
 static void fill_bits(float *p, int64_t n, uint32_t bits)
@@ -15,7 +15,8 @@ static void fill_bits(float *p, int64_t n, uint32_t bits)
         memcpy(p + i, &bits, sizeof bits);
 }
 
-/* The block starts at a multiple of 64 bytes; the skew sits in the first element so that free finds the start. */
+/* The block starts at a multiple of 64 bytes; the skew sits in the first element so that free finds the
+ * start. */
 guarded guarded_new(int64_t n, int skew)
 {
     size_t total = (size_t)(n + 2 * GUARD + 32) * sizeof(float);
@@ -88,7 +89,8 @@ void ref_linear(expected *e, const float *y, int64_t ldy, const float *x, int64_
 }
 
 /* Scores of query t, head h in p[]; returns the largest sum of absolute products. */
-static double ref_scores(double *p, const float *q, const float *k, const qc_attention_shape *s, int64_t t, int64_t lo)
+static double ref_scores(double *p, const float *q, const float *k, const qc_attention_shape *s, int64_t t,
+                         int64_t lo)
 {
     double largest = 0, scale = (double)s->scale, cap = (double)s->softcap;
     for (int64_t j = lo; j <= t; j++) {
@@ -119,7 +121,8 @@ void ref_attention(expected *e, const float *q, const float *k, const float *v, 
             for (int64_t j = lo; j <= t; j++)
                 sum += p[j] = exp(p[j] - max);
             /* a score is off by TOL_DOT of its terms (and by the rounding of tanh), the largest one too */
-            double tol = TOL_EXP + TOL_DOT(t + 1) + 2 * TOL_DOT(dim) * size + 2 * TOL_EXP * (double)s->softcap;
+            double tol =
+                TOL_EXP + TOL_DOT(t + 1) + 2 * TOL_DOT(dim) * size + 2 * TOL_EXP * (double)s->softcap;
             for (int64_t d = 0; d < dim; d++) {
                 double out = 0, sum_abs = 0;
                 for (int64_t j = lo; j <= t; j++) {

@@ -1,5 +1,6 @@
-/* Every operation of the CPU backend, for every instruction set this processor has, against float64 formulas on
- * hostile shapes; the same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED replays. */
+/* Every operation of the CPU backend, for every instruction set this processor has, against float64 formulas
+ * on hostile shapes; the same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED
+ * replays. */
 #include "ops_ref.h"
 
 #include "qc_alloc.h"
@@ -60,7 +61,7 @@ static int close_to(double got, double want, double tol)
 typedef struct op_call {
     void (*run)(const struct op_call *c, qc_backend *be, float *out);
     const char *what;
-    guarded out;       /* content before the call */
+    guarded out; /* content before the call */
     int64_t rows, cols, ld;
     const void *args;
 } op_call;
@@ -72,9 +73,9 @@ static void check_result(const op_call *c, const guarded *got, const expected *e
         for (int64_t i = 0; i < c->cols; i++) {
             double x = (double)got->data[r * c->ld + i], want = e->value[r * c->cols + i];
             ck_assert_msg(close_to(x, want, e->scale[r * c->cols + i]),
-                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')", c->what,
-                          (long long)r, (long long)i, (long long)c->rows, (long long)c->cols, x, want,
-                          e->scale[r * c->cols + i], mask);
+                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')",
+                          c->what, (long long)r, (long long)i, (long long)c->rows, (long long)c->cols, x,
+                          want, e->scale[r * c->cols + i], mask);
         }
     for (int64_t r = 0; r < c->rows; r++) /* the padding between rows keeps its bits */
         for (int64_t i = c->cols; i < c->ld && r * c->ld + i < got->n; i++)
@@ -96,7 +97,8 @@ static void check_op(const op_call *c, const expected *e)
                 continue;
             }
             ck_assert_msg(memcmp(first.data, got.data, (size_t)got.n * sizeof(float)) == 0,
-                          "%s: %d threads give other bits than one (mask '%s')", c->what, pool_sizes[p], masks[m]);
+                          "%s: %d threads give other bits than one (mask '%s')", c->what, pool_sizes[p],
+                          masks[m]);
             guarded_free(&got);
         }
         guarded_free(&first);
@@ -126,15 +128,22 @@ static void run_linear(const op_call *c, qc_backend *be, float *out)
     const linear_args *a = c->args;
     qc_weight *w = NULL;
     ck_assert_int_eq(be->weight_load(be, a->n_out, a->n_in, fetch_rows, (void *)a, &w, &err), QC_OK);
-    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err), QC_OK);
+    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err),
+                     QC_OK);
     be->weight_free(be, w);
 }
 
 static void one_linear(int64_t t, int64_t n, int64_t k, int pad, int skew, bool bias, bool accumulate)
 {
     guarded x = normal_new(t * (k + pad), skew, 1), w = normal_new(n * k, 0, 0.5), b = normal_new(n, 0, 1);
-    linear_args a = {.x = x.data, .w = w.data, .bias = bias ? b.data : NULL, .ldx = k + pad, .n_tokens = t,
-                     .n_out = n, .n_in = k, .accumulate = accumulate};
+    linear_args a = {.x = x.data,
+                     .w = w.data,
+                     .bias = bias ? b.data : NULL,
+                     .ldx = k + pad,
+                     .n_tokens = t,
+                     .n_out = n,
+                     .n_in = k,
+                     .accumulate = accumulate};
     op_call c = {.run = run_linear, .what = "linear", .rows = t, .cols = n, .ld = n + pad, .args = &a};
     c.out = accumulate ? normal_new(t * (n + pad), skew, 1) : guarded_new(t * (n + pad), skew);
     expected e = expected_new(t * n);
@@ -161,7 +170,8 @@ START_TEST(linear)
     one_linear(1, 1023, 1023, 1, 3, true, true);
     one_linear(13, 513, 1025, 0, 0, false, false);
     one_linear(97, 65, 257, 7, 1, false, true);
-    one_linear(195, 577, 1024, 0, 0, true, false);
+    one_linear(195, 577, 1024, 0, 0, true, false); /* rows 4096 bytes apart are copied */
+    one_linear(600, 1030, 33, 0, 1, false, true);  /* enough tiles for large ones */
 }
 END_TEST
 
@@ -177,14 +187,19 @@ typedef struct norm_args {
 static void run_norm(const op_call *c, qc_backend *be, float *out)
 {
     const norm_args *a = c->args;
-    ck_assert_int_eq(be->rms_norm(be, out, c->ld, a->in_place ? out : a->x, a->ldx, a->gain, a->offset, c->rows,
-                                  c->cols, a->eps, &err), QC_OK);
+    ck_assert_int_eq(be->rms_norm(be, out, c->ld, a->in_place ? out : a->x, a->ldx, a->gain, a->offset,
+                                  c->rows, c->cols, a->eps, &err),
+                     QC_OK);
 }
 
 static void one_norm(int64_t rows, int64_t dim, int pad, int skew, float offset, double scale, bool in_place)
 {
     guarded x = normal_new(rows * (dim + pad), skew, scale), gain = normal_new(dim, 0, 1);
-    norm_args a = {.x = x.data, .gain = gain.data, .ldx = dim + pad, .offset = offset, .eps = 0x1p-17f,
+    norm_args a = {.x = x.data,
+                   .gain = gain.data,
+                   .ldx = dim + pad,
+                   .offset = offset,
+                   .eps = 0x1p-17f,
                    .in_place = in_place};
     op_call c = {.run = run_norm, .what = "rms_norm", .rows = rows, .cols = dim, .ld = dim + pad, .args = &a};
     c.out = in_place ? guarded_copy(&x) : guarded_new(rows * (dim + pad), skew);
@@ -231,7 +246,8 @@ typedef struct rope_args {
 static void run_rope(const op_call *c, qc_backend *be, float *out)
 {
     const rope_args *a = c->args;
-    ck_assert_int_eq(be->rope(be, out, c->ld, a->cos_t, a->sin_t, c->rows, a->heads, a->dim, a->rotary, &err), QC_OK);
+    ck_assert_int_eq(be->rope(be, out, c->ld, a->cos_t, a->sin_t, c->rows, a->heads, a->dim, a->rotary, &err),
+                     QC_OK);
 }
 
 static void one_rope(int64_t t, int64_t heads, int64_t dim, int64_t rotary, int pad)
@@ -244,7 +260,8 @@ static void one_rope(int64_t t, int64_t heads, int64_t dim, int64_t rotary, int 
         sin_t.data[i] = (float)sin(angle);
     }
     rope_args a = {.cos_t = cos_t.data, .sin_t = sin_t.data, .heads = heads, .dim = dim, .rotary = rotary};
-    op_call c = {.run = run_rope, .what = "rope", .rows = t, .cols = heads * dim, .ld = heads * dim + pad, .args = &a};
+    op_call c = {
+        .run = run_rope, .what = "rope", .rows = t, .cols = heads * dim, .ld = heads * dim + pad, .args = &a};
     c.out = normal_new(t * c.ld, pad, 1);
     expected e = expected_new(t * c.cols);
     for (int64_t r = 0; r < t; r++)
@@ -276,8 +293,10 @@ START_TEST(rope)
         one_rope(tokens[i], 1, 127, 126, 0);
         one_rope(tokens[i], 4, 8, 0, 3);
     }
-    ck_assert_int_eq(backends[0][0]->rope(backends[0][0], NULL, 8, NULL, NULL, 1, 1, 8, 10, &err), QC_E_UNSUPPORTED);
-    ck_assert_int_eq(backends[0][0]->rope(backends[0][0], NULL, 8, NULL, NULL, 1, 1, 8, 3, &err), QC_E_UNSUPPORTED);
+    ck_assert_int_eq(backends[0][0]->rope(backends[0][0], NULL, 8, NULL, NULL, 1, 1, 8, 10, &err),
+                     QC_E_UNSUPPORTED);
+    ck_assert_int_eq(backends[0][0]->rope(backends[0][0], NULL, 8, NULL, NULL, 1, 1, 8, 3, &err),
+                     QC_E_UNSUPPORTED);
 }
 END_TEST
 
@@ -300,7 +319,8 @@ static void one_attention(qc_attention_shape s, double scale_qk)
     guarded q = normal_new(s.n_tokens * nq, 1, scale_qk), k = normal_new(s.n_tokens * nk, 2, scale_qk);
     guarded v = normal_new(s.n_tokens * nk, 3, 1);
     attention_args a = {.q = q.data, .k = k.data, .v = v.data, .shape = s};
-    op_call c = {.run = run_attention, .what = "attention", .rows = s.n_tokens, .cols = nq, .ld = nq, .args = &a};
+    op_call c = {
+        .run = run_attention, .what = "attention", .rows = s.n_tokens, .cols = nq, .ld = nq, .args = &a};
     c.out = guarded_new(s.n_tokens * nq, 1);
     expected e = expected_new(s.n_tokens * nq);
     ref_attention(&e, q.data, k.data, v.data, &s);
@@ -327,7 +347,8 @@ START_TEST(attention)
     one_attention((qc_attention_shape){700, 3, 1, 33, 0, 0.2f, 0}, 1);
     one_attention((qc_attention_shape){700, 2, 2, 8, 300, 0.2f, 0}, 1);
     qc_attention_shape bad = {8, 3, 2, 8, 0, 1, 0};
-    ck_assert_int_eq(backends[0][0]->attention(backends[0][0], NULL, NULL, NULL, NULL, &bad, &err), QC_E_UNSUPPORTED);
+    ck_assert_int_eq(backends[0][0]->attention(backends[0][0], NULL, NULL, NULL, NULL, &bad, &err),
+                     QC_E_UNSUPPORTED);
 }
 END_TEST
 
@@ -351,8 +372,9 @@ typedef struct pair_args {
 static void run_gated(const op_call *c, qc_backend *be, float *out)
 {
     const pair_args *p = c->args;
-    ck_assert_int_eq(be->gated_act(be, out, p->in_place == 1 ? out : p->a, p->in_place == 2 ? out : p->b, c->cols,
-                                   p->act, &err), QC_OK);
+    ck_assert_int_eq(be->gated_act(be, out, p->in_place == 1 ? out : p->a, p->in_place == 2 ? out : p->b,
+                                   c->cols, p->act, &err),
+                     QC_OK);
 }
 
 static void run_add(const op_call *c, qc_backend *be, float *out)
@@ -382,12 +404,16 @@ static double gate_tol(double g, qc_activation act)
 static void one_pair(int64_t n, int skew, qc_activation act, int in_place, double scale)
 {
     guarded a = normal_new(n, skew, scale), b = normal_new(n, 0, 1);
-    static const float special[] = {0, -0.0f, 1e-40f, -1e-40f, 88, -88, -87.5f, -104, 104, 1e4f, -1e4f, 3e38f, NAN,
-                                    INFINITY, -INFINITY};
+    static const float special[] = {0,   -0.0f, 1e-40f, -1e-40f, 88,  -88,      -87.5f,   -104,
+                                    104, 1e4f,  -1e4f,  3e38f,   NAN, INFINITY, -INFINITY};
     for (int64_t i = 0; n >= 31 && i < 15; i++)
         a.data[i] = special[i];
     pair_args p = {.a = a.data, .b = b.data, .act = act, .alpha = -0.37f, .in_place = in_place};
-    op_call c = {.run = run_gated, .what = act == QC_ACT_SILU ? "silu" : "gelu", .rows = 1, .cols = n, .ld = n,
+    op_call c = {.run = run_gated,
+                 .what = act == QC_ACT_SILU ? "silu" : "gelu",
+                 .rows = 1,
+                 .cols = n,
+                 .ld = n,
                  .args = &p};
     c.out = in_place == 1 ? guarded_copy(&a) : in_place == 2 ? guarded_copy(&b) : guarded_new(n, skew);
     expected e = expected_new(n);
@@ -429,24 +455,26 @@ END_TEST
 
 /* ---- score ---- */
 
-static void check_score(const qc_score *got, const qc_score *want, double abs_cross, double softcap, const char *mask)
+static void check_score(const qc_score *got, const qc_score *want, double abs_cross, double softcap,
+                        const char *mask)
 {
     /* a capped logit is off by TOL_EXP of the cap, which exp turns into a relative error */
     double tol = TOL_EXP * (1 + 2 * softcap), tol_logit = TOL_EXP * softcap;
-    ck_assert_msg(got->n_nonfinite == want->n_nonfinite, "n_nonfinite %d, expected %d (mask '%s')", got->n_nonfinite,
-                  want->n_nonfinite, mask);
+    ck_assert_msg(got->n_nonfinite == want->n_nonfinite, "n_nonfinite %d, expected %d (mask '%s')",
+                  got->n_nonfinite, want->n_nonfinite, mask);
     if (softcap > 0) {
         ck_assert(close_to((double)got->max_a, (double)want->max_a, tol_logit));
         ck_assert(close_to((double)got->target_a, (double)want->target_a, tol_logit));
     } else {
-        ck_assert_msg(got->top_a == want->top_a && got->top_b == want->top_b, "top %d %d, expected %d %d (mask '%s')",
-                      got->top_a, got->top_b, want->top_a, want->top_b, mask);
+        ck_assert_msg(got->top_a == want->top_a && got->top_b == want->top_b,
+                      "top %d %d, expected %d %d (mask '%s')", got->top_a, got->top_b, want->top_a,
+                      want->top_b, mask);
         ck_assert(memcmp(&got->max_a, &want->max_a, 4 * sizeof(float)) == 0 || want->n_nonfinite);
     }
-    ck_assert_msg(close_to(got->sum_a, want->sum_a, tol * want->sum_a), "sum_a %.12g, expected %.12g (mask '%s')",
-                  got->sum_a, want->sum_a, mask);
-    ck_assert_msg(close_to(got->sum_b, want->sum_b, tol * want->sum_b), "sum_b %.12g, expected %.12g (mask '%s')",
-                  got->sum_b, want->sum_b, mask);
+    ck_assert_msg(close_to(got->sum_a, want->sum_a, tol * want->sum_a),
+                  "sum_a %.12g, expected %.12g (mask '%s')", got->sum_a, want->sum_a, mask);
+    ck_assert_msg(close_to(got->sum_b, want->sum_b, tol * want->sum_b),
+                  "sum_b %.12g, expected %.12g (mask '%s')", got->sum_b, want->sum_b, mask);
     ck_assert_msg(close_to(got->cross, want->cross, tol * abs_cross + 4 * tol_logit * want->sum_a + TOL_TINY),
                   "cross %.12g, expected %.12g (mask '%s')", got->cross, want->cross, mask);
 }
@@ -459,7 +487,8 @@ static void spoil(guarded *a, int64_t n, int64_t ld, int64_t t)
             a->data[r * ld + (int64_t)qc_rng_below(&rng, (uint64_t)n)] = bad[i];
 }
 
-static void one_score(int64_t t, int64_t n, int64_t slice, int pad, bool two, float softcap, double scale, bool nonfinite)
+static void one_score(int64_t t, int64_t n, int64_t slice, int pad, bool two, float softcap, double scale,
+                      bool nonfinite)
 {
     int64_t ld = n + pad;
     guarded a = normal_new(t * ld, 1, scale), b = guarded_copy(&a);
@@ -480,7 +509,8 @@ static void one_score(int64_t t, int64_t n, int64_t slice, int pad, bool two, fl
                 got[r] = qc_score_start();
             for (int64_t v = 0; v < n; v += slice)
                 ck_assert_int_eq(be->score(be, got, a.data + v, two ? b.data + v : NULL, ld, targets, t, v,
-                                           v + slice < n ? slice : n - v, softcap, &err), QC_OK);
+                                           v + slice < n ? slice : n - v, softcap, &err),
+                                 QC_OK);
             if (p == 0)
                 memcpy(first, got, (size_t)t * sizeof *got);
             ck_assert(memcmp(first, got, (size_t)t * sizeof *got) == 0);
@@ -549,7 +579,8 @@ START_TEST(score_self_is_zero)
             qc_score s = qc_score_start();
             for (int64_t v = 0; v < N; v += slice)
                 ck_assert_int_eq(be->score(be, &s, a.data + v, a.data + v, N, &target, 1, v,
-                                           v + slice < N ? slice : N - v, 0, &err), QC_OK);
+                                           v + slice < N ? slice : N - v, 0, &err),
+                                 QC_OK);
             double nll_a, nll_b, kld;
             qc_score_finish(&s, &nll_a, &nll_b, &kld);
             ck_assert(kld == 0 && nll_a == nll_b && s.cross == 0 && s.sum_a == s.sum_b);
@@ -636,10 +667,17 @@ END_TEST
 int main(void)
 {
     const test_case cases[] = {
-        {"linear", linear}, {"rms_norm", rms_norm}, {"rope", rope}, {"attention", attention},
-        {"attention_large_scores", attention_large_scores}, {"elementwise", elementwise}, {"score", score},
-        {"score_ties_and_nothing", score_ties_and_nothing}, {"score_self_is_zero", score_self_is_zero},
-        {"weight_load_errors", weight_load_errors}, {"alloc_failures", alloc_failures},
+        {"linear", linear},
+        {"rms_norm", rms_norm},
+        {"rope", rope},
+        {"attention", attention},
+        {"attention_large_scores", attention_large_scores},
+        {"elementwise", elementwise},
+        {"score", score},
+        {"score_ties_and_nothing", score_ties_and_nothing},
+        {"score_self_is_zero", score_self_is_zero},
+        {"weight_load_errors", weight_load_errors},
+        {"alloc_failures", alloc_failures},
     };
     Suite *s = suite_create("backend_ops");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

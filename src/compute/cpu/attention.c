@@ -1,6 +1,7 @@
-/* Causal attention in blocks (FlashAttention's order, Dao et al. 2022): a task takes TILE_Q queries of one head and
- * walks over the keys in blocks of BLOCK_KEYS with an online softmax. Keys and values are first packed into the panels
- * that `gemm` reads. Keys above the diagonal are left out in steps of a panel and a strip of kern.mr queries. */
+/* Causal attention in blocks (FlashAttention's order, Dao et al. 2022): a task takes TILE_Q queries of one
+ * head and walks over the keys in blocks of BLOCK_KEYS with an online softmax. Keys and values are first
+ * packed into the panels that `gemm` reads. Keys above the diagonal are left out in steps of a panel and a
+ * strip of kern.mr queries. */
 #include "cpu.h"
 #include "qc_math.h"
 
@@ -14,12 +15,12 @@ typedef struct attention_job {
     float *out;
     const float *q, *k, *v;
     const qc_attention_shape *s;
-    int64_t n_blocks;       /* of keys, BLOCK_KEYS each */
-    int64_t k_block_elems;  /* packed keys of one block of one head: panels [D, nr] of nr keys */
-    int64_t v_block_elems;  /* packed values: panels [BLOCK_KEYS, nr] of nr columns */
-    float *packed_k;        /* [kv heads, n_blocks, k_block_elems] */
-    float *packed_v;        /* [kv heads, n_blocks, v_block_elems] */
-    float *scratch;         /* [threads, scratch_elems] */
+    int64_t n_blocks;      /* of keys, BLOCK_KEYS each */
+    int64_t k_block_elems; /* packed keys of one block of one head: panels [D, nr] of nr keys */
+    int64_t v_block_elems; /* packed values: panels [BLOCK_KEYS, nr] of nr columns */
+    float *packed_k;       /* [kv heads, n_blocks, k_block_elems] */
+    float *packed_v;       /* [kv heads, n_blocks, v_block_elems] */
+    float *scratch;        /* [threads, scratch_elems] */
     int64_t scratch_elems;
     int64_t n_q_tiles;
 } attention_job;
@@ -79,8 +80,8 @@ static void block_scores(const attention_job *j, tile *t, const block *b, const 
         int64_t r0 = above > 0 ? above / mr * mr : 0;
         int64_t r1 = j->s->window > 0 ? qc_min_i64(b->m, above + n - 1 + j->s->window) : b->m;
         if (r0 < r1)
-            kern->gemm(t->scores + r0 * BLOCK_KEYS + i, BLOCK_KEYS, t->q + r0 * dim, dim, packed_k + i * dim, r1 - r0, n,
-                       dim, false);
+            kern->gemm(t->scores + r0 * BLOCK_KEYS + i, BLOCK_KEYS, t->q + r0 * dim, dim, packed_k + i * dim,
+                       r1 - r0, n, dim, false);
     }
 }
 
@@ -104,7 +105,8 @@ static void block_softmax(const attention_job *j, tile *t, const block *b)
     }
 }
 
-/* acc += weights * values. Below the diagonal all queries at once, else strip by strip up to its last seen key. */
+/* acc += weights * values. Below the diagonal all queries at once, else strip by strip up to its last seen
+ * key. */
 static void block_values(const attention_job *j, tile *t, const block *b, const float *packed_v)
 {
     const qc_kern *kern = &j->cb->kern;
@@ -113,8 +115,8 @@ static void block_values(const attention_job *j, tile *t, const block *b, const 
         for (int64_t r = 0; r < b->m; r += step) {
             int64_t m = qc_min_i64(step, b->m - r), n = qc_min_i64(b->n, b->q0 + r + m - b->k0);
             if (n > 0)
-                kern->gemm(t->acc + r * dim + c, dim, t->scores + r * BLOCK_KEYS, BLOCK_KEYS, packed_v + c * b->n, m,
-                           qc_min_i64(kern->nr, dim - c), n, true);
+                kern->gemm(t->acc + r * dim + c, dim, t->scores + r * BLOCK_KEYS, BLOCK_KEYS,
+                           packed_v + c * b->n, m, qc_min_i64(kern->nr, dim - c), n, true);
         }
 }
 
@@ -153,7 +155,8 @@ int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k,
                      const qc_attention_shape *shape, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
-    if (shape->n_kv_heads < 1 || shape->n_heads < 1 || shape->n_heads % shape->n_kv_heads != 0 || shape->head_dim < 1)
+    if (shape->n_kv_heads < 1 || shape->n_heads < 1 || shape->n_heads % shape->n_kv_heads != 0 ||
+        shape->head_dim < 1)
         return qc_fail(err, QC_E_UNSUPPORTED, "attention with %lld heads of %lld on %lld key heads",
                        (long long)shape->n_heads, (long long)shape->head_dim, (long long)shape->n_kv_heads);
     int64_t dim = shape->head_dim, nr = cb->kern.nr, n_threads = qc_pool_size(cb->pool);
@@ -164,7 +167,8 @@ int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k,
     j.v_block_elems = BLOCK_KEYS * qc_round_up(dim, nr);
     j.scratch_elems = qc_round_up(TILE_Q * (2 * dim + BLOCK_KEYS), 16);
     int64_t n_packed = shape->n_kv_heads * j.n_blocks;
-    j.packed_k = qc_cpu_scratch(cb, n_packed * (j.k_block_elems + j.v_block_elems) + n_threads * j.scratch_elems, err);
+    j.packed_k =
+        qc_cpu_scratch(cb, n_packed * (j.k_block_elems + j.v_block_elems) + n_threads * j.scratch_elems, err);
     if (!j.packed_k)
         return QC_E_RESOURCE;
     j.packed_v = j.packed_k + n_packed * j.k_block_elems;

@@ -68,8 +68,16 @@ static int cpu_rms_norm(qc_backend *be, float *y, int64_t ldy, const float *x, i
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
     (void)err;
-    row_job j = {.kern = &cb->kern, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .gain = gain, .alpha = gain_offset,
-                 .n = n_rows, .dim = dim, .eps = eps};
+    row_job j = {.kern = &cb->kern,
+                 .y = y,
+                 .ldy = ldy,
+                 .x = x,
+                 .ldx = ldx,
+                 .gain = gain,
+                 .alpha = gain_offset,
+                 .n = n_rows,
+                 .dim = dim,
+                 .eps = eps};
     qc_pool_run(cb->pool, qc_ceil_div(n_rows, TASK_ROWS), rms_norm_task, &j);
     return QC_OK;
 }
@@ -84,15 +92,22 @@ static void rope_task(void *ctx, int64_t task, int thread)
             j->kern->rope(j->y + t * j->ldy + h * j->dim, j->x + t * half, j->x2 + t * half, half);
 }
 
-static int cpu_rope(qc_backend *be, float *x, int64_t ldx, const float *cos_t, const float *sin_t, int64_t n_tokens,
-                    int64_t n_heads, int64_t head_dim, int64_t rotary_dim, qc_err *err)
+static int cpu_rope(qc_backend *be, float *x, int64_t ldx, const float *cos_t, const float *sin_t,
+                    int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t rotary_dim, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
     if (rotary_dim < 0 || rotary_dim > head_dim || rotary_dim % 2)
-        return qc_fail(err, QC_E_UNSUPPORTED, "rotation of %lld of %lld elements of a head", (long long)rotary_dim,
-                       (long long)head_dim);
-    row_job j = {.kern = &cb->kern, .y = x, .ldy = ldx, .x = cos_t, .x2 = sin_t, .n = n_tokens, .n_heads = n_heads,
-                 .dim = head_dim, .rotary = rotary_dim};
+        return qc_fail(err, QC_E_UNSUPPORTED, "rotation of %lld of %lld elements of a head",
+                       (long long)rotary_dim, (long long)head_dim);
+    row_job j = {.kern = &cb->kern,
+                 .y = x,
+                 .ldy = ldx,
+                 .x = cos_t,
+                 .x2 = sin_t,
+                 .n = n_tokens,
+                 .n_heads = n_heads,
+                 .dim = head_dim,
+                 .rotary = rotary_dim};
     qc_pool_run(cb->pool, qc_ceil_div(n_tokens, TASK_ROWS), rope_task, &j);
     return QC_OK;
 }
@@ -147,18 +162,25 @@ static void quant_task(void *ctx, int64_t task, int thread)
     const quant_job *j = ctx;
     int64_t end = qc_min_i64((task + 1) * TASK_QUANT_ROWS, j->n_rows);
     for (int64_t r = task * TASK_QUANT_ROWS; r < end; r++)
-        j->kern->quantize_row(j->w + r * j->n_cols, j->n_cols, j->spec, j->col_weight, j->rows->codes + r * j->n_cols,
-                              j->rows->scales + r * j->n_groups,
+        j->kern->quantize_row(j->w + r * j->n_cols, j->n_cols, j->spec, j->col_weight,
+                              j->rows->codes + r * j->n_cols, j->rows->scales + r * j->n_groups,
                               j->rows->zeros ? j->rows->zeros + r * j->n_groups : NULL, &j->stats[r]);
 }
 
-static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols, const qc_quant_spec *spec,
-                             const float *col_weight, qc_code_rows *rows, qc_quant_stats *stats, qc_err *err)
+static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols,
+                             const qc_quant_spec *spec, const float *col_weight, qc_code_rows *rows,
+                             qc_quant_stats *stats, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
     int64_t n_tasks = qc_ceil_div(n_rows, TASK_QUANT_ROWS);
-    quant_job j = {.kern = &cb->kern, .w = w, .col_weight = col_weight, .n_rows = n_rows, .n_cols = n_cols,
-                   .n_groups = n_cols > 0 ? qc_ceil_div(n_cols, spec->grid.group_elems) : 0, .spec = spec, .rows = rows};
+    quant_job j = {.kern = &cb->kern,
+                   .w = w,
+                   .col_weight = col_weight,
+                   .n_rows = n_rows,
+                   .n_cols = n_cols,
+                   .n_groups = n_cols > 0 ? qc_ceil_div(n_cols, spec->grid.group_elems) : 0,
+                   .spec = spec,
+                   .rows = rows};
     j.stats = qc_calloc((size_t)n_rows, sizeof *j.stats);
     if (!j.stats)
         return qc_fail_nomem(err, "statistics", (unsigned long long)n_rows * sizeof *j.stats);

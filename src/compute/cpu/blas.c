@@ -7,9 +7,9 @@ void qc_blas_single_thread(void)
     openblas_set_num_threads(1);
 }
 
-void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m, int64_t n,
-                  int64_t k, bool accumulate)
+void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m,
+                  int64_t n, int64_t k, bool accumulate)
 {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)m, (blasint)n, (blasint)k, 1, x, (blasint)ldx, w,
-                (blasint)ldw, accumulate ? 1 : 0, y, (blasint)ldy);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)m, (blasint)n, (blasint)k, 1, x,
+                (blasint)ldx, w, (blasint)ldw, accumulate ? 1 : 0, y, (blasint)ldy);
 }

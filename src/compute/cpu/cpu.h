@@ -1,5 +1,5 @@
-/* Inside of the CPU backend: its state and the operations that have a file of their own. One operation runs at a time
- * (the pool is not reentrant), so they share one scratch buffer. */
+/* Inside of the CPU backend: its state and the operations that have a file of their own. One operation runs
+ * at a time (the pool is not reentrant), so they share one scratch buffer. */
 #ifndef QC_CPU_BACKEND_H
 #define QC_CPU_BACKEND_H
 
@@ -15,8 +15,8 @@ typedef struct qc_cpu_backend {
 
 struct qc_weight {
     int64_t n_out, n_in;
-    /* With kern.use_blas the plain matrix [n_out, n_in]; else for each block of inputs (block_in long, the last one
-     * shorter) panels of kern.nr outputs, each [block, nr], the last one filled up with zeros. */
+    /* With kern.use_blas the plain matrix [n_out, n_in]; else for each block of inputs (block_in long, the
+     * last one shorter) panels of kern.nr outputs, each [block, nr], the last one filled up with zeros. */
     int64_t block_in;
     float *data;
 };
@@ -35,10 +35,10 @@ int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const 
                  const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
                  qc_err *err);
 
-/* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only file that
- * knows it is blas.c. */
+/* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only
+ * file that knows it is blas.c. */
 void qc_blas_single_thread(void);
-void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m, int64_t n,
-                  int64_t k, bool accumulate);
+void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m,
+                  int64_t n, int64_t k, bool accumulate);
 
 #endif

@@ -1,8 +1,8 @@
 /* AVX2 with FMA: 8 lanes; a tile of 6 x 16 sums takes 12 of the 16 registers. */
 #include <immintrin.h>
 
-#define VL 8
-#define MR 6
+#define VL  8
+#define MR  6
 #define NRV 2
 typedef __m256 vf;
 
@@ -82,7 +82,8 @@ static inline void v_transpose(vf r[8])
             r[i + 2 * h + 1] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0xee);
         }
     for (int i = 0; i < 4; i++) {
-        vf lo = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20), hi = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+        vf lo = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20),
+           hi = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
         r[i] = lo;
         r[i + 4] = hi;
     }

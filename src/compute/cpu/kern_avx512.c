@@ -1,8 +1,8 @@
 /* AVX-512 (F, BW, DQ, VL): 16 lanes; a tile of 12 x 32 sums takes 24 of the 32 registers. */
 #include <immintrin.h>
 
-#define VL 16
-#define MR 12
+#define VL  16
+#define MR  12
 #define NRV 2
 typedef __m512 vf;
 
@@ -71,7 +71,8 @@ static inline void v_transpose(vf r[16])
         }
     for (int i = 0; i < 4; i++) {
         vf lo = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), hi = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        vf lo2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88), hi2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+        vf lo2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88),
+           hi2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
         t[i] = _mm512_shuffle_f32x4(lo, lo2, 0x88);
         t[i + 8] = _mm512_shuffle_f32x4(lo, lo2, 0xdd);
         t[i + 4] = _mm512_shuffle_f32x4(hi, hi2, 0x88);

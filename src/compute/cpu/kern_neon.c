@@ -2,8 +2,8 @@
 #include <arm_neon.h>
 #include <string.h>
 
-#define VL 4
-#define MR 6
+#define VL  4
+#define MR  6
 #define NRV 4
 typedef float32x4_t vf;
 

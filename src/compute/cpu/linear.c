@@ -1,5 +1,5 @@
-/* linear: y = x W^T in tiles of TILE_TOKENS x TILE_OUT, one task each. A tile runs over the inputs in blocks, so that
- * the activations of a block stay in the second level cache and a panel of weights in the first. */
+/* linear: y = x W^T in tiles of tokens x outputs, one task each. A tile runs over the inputs in blocks, so
+ * that the activations of a block stay in the second level cache and a panel of weights in the first. */
 #include "cpu.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
@@ -8,11 +8,12 @@
 #include <string.h>
 
 enum {
-    TILE_TOKENS = 192,
-    TILE_OUT = 512,
-    MAX_BLOCK_IN = 256,   /* a panel of 32 outputs x 256 inputs takes 32 KiB */
-    COPY_PAD = 16,        /* see tile_block */
-    CACHE_PERIOD = 1024   /* floats (4096 bytes) after which addresses share a set of the first level cache */
+    TILE_TOKENS = 256, /* at most; half of it where that would leave less than MIN_TASKS tasks */
+    TILE_OUT = 256,    /* about: the outputs are divided evenly */
+    MIN_TASKS = 12,
+    MAX_BLOCK_IN = 256, /* a panel of 32 outputs x 256 inputs takes 32 KiB */
+    COPY_PAD = 16,      /* see tile_block */
+    CACHE_PERIOD = 1024 /* floats (4096 bytes) after which addresses share a set of the first level cache */
 };
 
 /* Panel of outputs n0 .. and inputs k0 .. (the start of a panel, the start of a block). */
@@ -27,8 +28,8 @@ typedef struct load_job {
     qc_fetch_rows_fn fetch;
     void *ctx;
     int64_t rows_per_task;
-    float *scratch;   /* [threads, rows_per_task, n_in] when packing */
-    qc_err *errors;   /* [threads]: the first failure of each thread */
+    float *scratch; /* [threads, rows_per_task, n_in] when packing */
+    qc_err *errors; /* [threads]: the first failure of each thread */
     atomic_int failed;
 } load_job;
 
@@ -37,7 +38,8 @@ static void load_task(void *ctx, int64_t task, int thread)
     load_job *j = ctx;
     qc_weight *w = j->w;
     int64_t row0 = task * j->rows_per_task, n = qc_min_i64(j->rows_per_task, w->n_out - row0);
-    float *rows = j->cb->kern.use_blas ? w->data + row0 * w->n_in : j->scratch + thread * j->rows_per_task * w->n_in;
+    float *rows =
+        j->cb->kern.use_blas ? w->data + row0 * w->n_in : j->scratch + thread * j->rows_per_task * w->n_in;
     if (atomic_load(&j->failed))
         return;
     if (j->fetch(j->ctx, row0, n, rows, &j->errors[thread]) < 0) {
@@ -80,7 +82,8 @@ int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_row
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
     if (n_out < 0 || n_in < 0 || n_out > INT32_MAX || n_in > INT32_MAX)
-        return qc_fail(err, QC_E_UNSUPPORTED, "matrix of %lld x %lld elements", (long long)n_out, (long long)n_in);
+        return qc_fail(err, QC_E_UNSUPPORTED, "matrix of %lld x %lld elements", (long long)n_out,
+                       (long long)n_in);
     int64_t rows = cb->kern.use_blas ? n_out : qc_round_up(n_out, cb->kern.nr);
     qc_weight *w = qc_alloc(1, sizeof *w);
     if (!w)
@@ -118,7 +121,7 @@ typedef struct linear_job {
     const float *bias;
     int64_t n_tokens;
     bool accumulate;
-    int64_t n_token_tiles;
+    int64_t tile_tokens, tile_out, n_token_tiles;
     float *scratch; /* [threads, TILE_TOKENS, MAX_BLOCK_IN + COPY_PAD] */
 } linear_job;
 
@@ -133,10 +136,10 @@ static void put_bias(const linear_job *j, float *y, int64_t m, int64_t n0, int64
     }
 }
 
-/* One block of inputs k0 .. k0 + k - 1 of a tile. Rows a multiple of 4096 bytes apart would compete for one set of the
- * first level cache: they are copied out of step. */
-static void tile_block(const linear_job *j, float *y, const float *x, float *copy, int64_t m, int64_t n0, int64_t n,
-                       int64_t k0, int64_t k, bool accumulate)
+/* One block of inputs k0 .. k0 + k - 1 of a tile. Rows a multiple of 4096 bytes apart would compete for one
+ * set of the first level cache: they are copied out of step. */
+static void tile_block(const linear_job *j, float *y, const float *x, float *copy, int64_t m, int64_t n0,
+                       int64_t n, int64_t k0, int64_t k, bool accumulate)
 {
     const qc_kern *kern = &j->cb->kern;
     int64_t ldx = j->ldx;
@@ -148,7 +151,8 @@ static void tile_block(const linear_job *j, float *y, const float *x, float *cop
         ldx = MAX_BLOCK_IN + COPY_PAD;
     }
     for (int64_t i = 0; i < n; i += kern->nr)
-        kern->gemm(y + i, j->ldy, x, ldx, panel(j->cb, j->w, n0 + i, k0), m, qc_min_i64(kern->nr, n - i), k, accumulate);
+        kern->gemm(y + i, j->ldy, x, ldx, panel(j->cb, j->w, n0 + i, k0), m, qc_min_i64(kern->nr, n - i), k,
+                   accumulate);
 }
 
 static void linear_task(void *ctx, int64_t task, int thread)
@@ -156,8 +160,8 @@ static void linear_task(void *ctx, int64_t task, int thread)
     const linear_job *j = ctx;
     const qc_weight *w = j->w;
     /* neighbouring tasks share the weights, the larger operand */
-    int64_t t0 = task % j->n_token_tiles * TILE_TOKENS, n0 = task / j->n_token_tiles * TILE_OUT;
-    int64_t m = qc_min_i64(TILE_TOKENS, j->n_tokens - t0), n = qc_min_i64(TILE_OUT, w->n_out - n0);
+    int64_t t0 = task % j->n_token_tiles * j->tile_tokens, n0 = task / j->n_token_tiles * j->tile_out;
+    int64_t m = qc_min_i64(j->tile_tokens, j->n_tokens - t0), n = qc_min_i64(j->tile_out, w->n_out - n0);
     float *y = j->y + t0 * j->ldy + n0;
     const float *x = j->x + t0 * j->ldx;
     bool accumulate = j->accumulate || j->bias;
@@ -176,7 +180,14 @@ int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t
                   const float *bias, int64_t n_tokens, bool accumulate, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
-    linear_job j = {.cb = cb, .y = y, .ldy = ldy, .x = x, .ldx = ldx, .w = w, .bias = bias, .n_tokens = n_tokens,
+    linear_job j = {.cb = cb,
+                    .y = y,
+                    .ldy = ldy,
+                    .x = x,
+                    .ldx = ldx,
+                    .w = w,
+                    .bias = bias,
+                    .n_tokens = n_tokens,
                     .accumulate = accumulate};
     if (w->n_in == 0) /* an empty sum: y = 0, or unchanged; then the bias */
         for (int64_t t = 0; t < n_tokens && !accumulate && !bias; t++)
@@ -186,7 +197,12 @@ int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t
         if (!j.scratch)
             return QC_E_RESOURCE;
     }
-    j.n_token_tiles = qc_ceil_div(n_tokens, TILE_TOKENS);
-    qc_pool_run(cb->pool, j.n_token_tiles * qc_ceil_div(w->n_out, TILE_OUT), linear_task, &j);
+    int64_t n_out_tiles = qc_ceil_div(w->n_out, TILE_OUT);
+    j.tile_out = qc_round_up(qc_ceil_div(w->n_out, qc_max_i64(1, n_out_tiles)), cb->kern.nr);
+    j.tile_tokens =
+        qc_ceil_div(n_tokens, TILE_TOKENS) * n_out_tiles < MIN_TASKS ? TILE_TOKENS / 2 : TILE_TOKENS;
+    j.n_token_tiles = qc_ceil_div(n_tokens, j.tile_tokens);
+    if (w->n_out > 0)
+        qc_pool_run(cb->pool, j.n_token_tiles * qc_ceil_div(w->n_out, j.tile_out), linear_task, &j);
     return QC_OK;
 }

@@ -1,4 +1,5 @@
-/* score: one task per token; its logits go through score_block in blocks that stay in the first level cache. */
+/* score: one task per token; its logits go through score_block in blocks that stay in the first level cache.
+ */
 #include "cpu.h"
 #include "qc_math.h"
 
@@ -45,8 +46,15 @@ int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const 
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
     (void)err;
-    score_job j = {.kern = &cb->kern, .scores = scores, .a = logits_a, .b = logits_b, .ld = ld, .targets = targets,
-                   .vocab0 = vocab0, .n_vocab = n_vocab, .softcap = softcap};
+    score_job j = {.kern = &cb->kern,
+                   .scores = scores,
+                   .a = logits_a,
+                   .b = logits_b,
+                   .ld = ld,
+                   .targets = targets,
+                   .vocab0 = vocab0,
+                   .n_vocab = n_vocab,
+                   .softcap = softcap};
     qc_pool_run(cb->pool, n_tokens, score_task, &j);
     return QC_OK;
 }
