@@ -119,6 +119,17 @@ bool qc_path_same(const char *a, const char *b)
     return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
 }
 
+bool qc_path_same_entry(const char *a, const char *b)
+{
+    if (strcmp(qc_path_base(a), qc_path_base(b)) != 0)
+        return false;
+    char *folder_a = qc_path_dir(a), *folder_b = qc_path_dir(b);
+    bool same = strcmp(a, b) == 0 || (folder_a && folder_b && qc_path_same(folder_a, folder_b));
+    qc_free(folder_a);
+    qc_free(folder_b);
+    return same;
+}
+
 char *qc_path_join(const char *folder, const char *name)
 {
     if (!folder || !*folder || name[0] == '/')
@@ -245,12 +256,22 @@ static void outfile_free(qc_outfile *out)
     qc_free(out);
 }
 
-int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
+int qc_outfile_check(const char *path, bool force, qc_err *err)
 {
-    if (qc_path_is_dir(path) || *qc_path_base(path) == 0)
+    struct stat st;
+    bool there = stat(path, &st) == 0;
+    if (*qc_path_base(path) == 0 || (there && S_ISDIR(st.st_mode)))
         return qc_fail(err, QC_E_USAGE, "'%s': a file name was expected, not a folder", path);
+    if (there && !S_ISREG(st.st_mode))
+        return qc_fail(err, QC_E_USAGE, "%s: is a device or pipe, a file name was expected", path);
     if (!force && qc_path_exists(path))
         return qc_fail(err, QC_E_USAGE, "%s: exists already (--force replaces it)", path);
+    return QC_OK;
+}
+
+int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
+{
+    QC_TRY(qc_outfile_check(path, force, err));
     int rc = QC_OK;
     char *folder = qc_path_dir(path);
     qc_outfile *out = qc_calloc(1, sizeof *out);

@@ -39,6 +39,10 @@ bool qc_path_is_dir(const char *path);
 /* Do both paths name the same file or folder (device and inode; false if either is missing)? */
 bool qc_path_same(const char *a, const char *b);
 
+/* Would an output under one of these names replace that under the other: the same name in the same folder, however it
+ * is spelled? Neither has to exist. */
+bool qc_path_same_entry(const char *a, const char *b);
+
 /* folder + "/" + name, owned; name alone if it is absolute or folder is "" or NULL. NULL when out of memory. */
 char *qc_path_join(const char *folder, const char *name);
 
@@ -55,7 +59,11 @@ uint64_t qc_disk_free_bytes(const char *path);
 
 typedef struct qc_outfile qc_outfile;
 
-/* Start an output that will become `path`. QC_E_USAGE if the path exists and !force, or is a folder;
+/* May an output become `path`? QC_E_USAGE if the path exists and !force, or names what is no file: a folder, a device,
+ * a pipe (also at the end of a link), which a rename would do away with. */
+int qc_outfile_check(const char *path, bool force, qc_err *err) QC_WARN_UNUSED;
+
+/* Start an output that will become `path`. QC_E_USAGE as qc_outfile_check;
  * QC_E_RESOURCE if the folder is missing or not writable, or another writer has the same output open. */
 int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err) QC_WARN_UNUSED;
 

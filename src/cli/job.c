@@ -5,6 +5,7 @@
 #include "datadir.h"
 #include "eval.h"
 #include "gates.h"
+#include "job_paths.h"
 #include "job_report.h"
 #include "job_state.h"
 #include "main.h"
@@ -96,50 +97,6 @@ static void close_job(job *j)
 
 /* ---- plan: everything that can be refused is refused here ---- */
 
-/* An output must not be an input or lie in the model's folder, whatever it is called (device and inode decide). */
-static int check_output_path(const job *j, const char *what, const char *path, bool force, qc_err *err)
-{
-    int rc = QC_OK;
-    char *folder = qc_path_dir(path);
-    if (!folder)
-        return qc_fail_nomem(err, path, strlen(path));
-    if (qc_path_same(path, j->recipe->model) || qc_path_same(folder, j->recipe->model))
-        rc = qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", path, what, j->recipe->model);
-    else if (j->text && qc_path_same(path, j->text))
-        rc = qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", path, what);
-    else if (qc_path_is_dir(path))
-        rc = qc_fail(err, QC_E_USAGE, "%s: is a folder, a file name was expected for %s", path, what);
-    else if (!force && qc_path_exists(path))
-        rc = qc_fail(err, QC_E_USAGE, "%s: exists already (--force replaces it)", path);
-    else if (!qc_path_is_dir(folder))
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist", path);
-    else if (access(folder, W_OK) != 0)
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not write to the folder: %s", path, strerror(errno));
-    else
-        for (int64_t i = 0; i < j->src->n_files && rc == QC_OK; i++)
-            if (qc_path_same(path, j->src->files[i]))
-                rc = qc_fail(err, QC_E_USAGE, "%s: %s is a file of the model %s", path, what, j->recipe->model);
-    qc_free(folder);
-    return rc;
-}
-
-static int check_report_paths(const job *j, qc_err *err)
-{
-    const qc_recipe_report *r = &j->recipe->report;
-    const struct {
-        const char *what, *path;
-    } files[] = {{"the report", r->json}, {"the manifest", r->manifest}};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        if (!files[i].path)
-            continue;
-        QC_TRY(check_output_path(j, files[i].what, files[i].path, j->options->force, err));
-        for (int k = 0; k < j->n_outputs; k++)
-            if (strcmp(files[i].path, j->outputs[k].emit->path) == 0)
-                return qc_fail(err, QC_E_USAGE, "%s: named for both an artifact and %s", files[i].path, files[i].what);
-    }
-    return QC_OK;
-}
-
 static void plan_resources(job *j)
 {
     uint64_t work = 0, full = 0, least = 0;
@@ -177,6 +134,7 @@ static int check_resources(const job *j, qc_err *err)
 static int make_plan(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
+    QC_TRY(qc_job_check_paths(j, err));
     j->outputs = qc_calloc((size_t)r->n_emit, sizeof *j->outputs);
     if (!j->outputs)
         return qc_fail_nomem(err, "outputs", (unsigned long long)r->n_emit * sizeof *j->outputs);
@@ -186,15 +144,10 @@ static int make_plan(job *j, qc_err *err)
         o->emit = &r->emit[i];
         o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
         qc_evaluation_init(&o->evaluation);
-        QC_TRY(check_output_path(j, "the artifact", o->emit->path, j->options->force, err));
-        for (int k = 0; k < i; k++)
-            if (strcmp(o->emit->path, r->emit[k].path) == 0)
-                return qc_fail(err, QC_E_USAGE, "%s: named by two emit entries", o->emit->path);
         qc_policy policy;
         qc_recipe_policy(o->quantize, &policy);
         QC_TRY(qc_convert_plan_make(&j->model, &policy, &j->events, &o->plan, err));
     }
-    QC_TRY(check_report_paths(j, err));
     for (int i = 0; i < r->verify.n_gates; i++)
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
     plan_resources(j);

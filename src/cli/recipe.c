@@ -86,6 +86,7 @@ static void clear_table(const qc_key *table, void *base)
 void qc_recipe_clear(qc_recipe *recipe)
 {
     clear_table(qc_schema, recipe);
+    qc_free(recipe->file);
     memset(recipe, 0, sizeof *recipe);
 }
 
@@ -461,6 +462,10 @@ static int load_file(const char *path, const qc_args *args, qc_recipe *ret, qc_e
         rc = qc_fail_nomem(err, "path", strlen(path));
     else
         rc = qc_recipe_parse(text, n_bytes, path, strcmp(folder, ".") == 0 ? NULL : folder, args, ret, err);
+    if (rc == QC_OK && !(ret->file = qc_strdup(path))) {
+        qc_recipe_clear(ret);
+        rc = qc_fail_nomem(err, path, strlen(path));
+    }
     qc_free(folder);
     qc_free(text);
     return rc;

@@ -123,6 +123,7 @@ typedef struct qc_recipe_report {
 
 typedef struct qc_recipe {
     char *model; /* NULL if none was named */
+    char *file;  /* the recipe's own; NULL without one */
     qc_recipe_calibration calibration;
     qc_recipe_quantize quantize;
     qc_recipe_verify verify;

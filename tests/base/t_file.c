@@ -123,7 +123,26 @@ START_TEST(names_that_are_no_file)
     ck_assert_ptr_nonnull(strstr(err.msg, "No such file"));
     symlink("nowhere", in_folder("dangling"));
     ck_assert_int_eq(qc_outfile_open(in_folder("dangling"), false, &out, &err), QC_E_USAGE);
+    ck_assert_int_eq(mkfifo(in_folder("pipe"), 0600), 0);
+    ck_assert_int_eq(qc_outfile_open(in_folder("pipe"), true, &out, &err), QC_E_USAGE);
+    symlink("/dev/zero", in_folder("device"));
+    ck_assert_int_eq(qc_outfile_open(in_folder("device"), true, &out, &err), QC_E_USAGE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "device"));
     ck_assert_ptr_null(out);
+    teardown();
+}
+END_TEST
+
+START_TEST(names_in_all_spellings)
+{
+    setup();
+    mkdir(in_folder("sub"), 0700);
+    ck_assert(qc_path_same_entry(in_folder("x"), in_folder("./x")));
+    ck_assert(qc_path_same_entry(in_folder("sub/../x"), in_folder("x")));
+    ck_assert(!qc_path_same_entry(in_folder("sub/x"), in_folder("x")));
+    ck_assert(!qc_path_same_entry(in_folder("y"), in_folder("x")));
+    ck_assert(qc_path_same_entry("no/such", "no/such") && qc_path_same_entry("x", "./x"));
+    rmdir(in_folder("sub"));
     teardown();
 }
 END_TEST
@@ -399,6 +418,7 @@ int main(void)
         {"whole_or_not_at_all", whole_or_not_at_all},
         {"other_name_and_late_arrivals", other_name_and_late_arrivals},
         {"names_that_are_no_file", names_that_are_no_file},
+        {"names_in_all_spellings", names_in_all_spellings},
         {"unwritable_folder", unwritable_folder},
         {"no_room", no_room},
         {"killed_at_any_moment", killed_at_any_moment},

@@ -1,0 +1,94 @@
+#include "job_paths.h"
+
+#include "qc_alloc.h"
+#include "qc_file.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A name that the job may write. */
+typedef struct target {
+    const char *what;
+    const char *path;
+    char *owned; /* where `path` was made here, else NULL */
+    bool force;
+} target;
+
+/* Device and inode decide, whatever a name looks like. */
+static int check_no_input(const job *j, const target *t, const char *folder, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    if (qc_path_same(t->path, r->model) || qc_path_same(folder, r->model))
+        return qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", t->path, t->what, r->model);
+    if (j->text && qc_path_same(t->path, j->text))
+        return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", t->path, t->what);
+    if (r->file && qc_path_same(t->path, r->file))
+        return qc_fail(err, QC_E_USAGE, "%s: %s would replace the recipe", t->path, t->what);
+    for (int64_t i = 0; i < j->src->n_files; i++)
+        if (qc_path_same(t->path, j->src->files[i]))
+            return qc_fail(err, QC_E_USAGE, "%s: %s is a file of the model %s", t->path, t->what, r->model);
+    return QC_OK;
+}
+
+static int check_target(const job *j, const target *t, qc_err *err)
+{
+    char *folder = qc_path_dir(t->path);
+    if (!folder)
+        return qc_fail_nomem(err, t->path, strlen(t->path));
+    int rc = check_no_input(j, t, folder, err);
+    if (rc == QC_OK)
+        rc = qc_outfile_check(t->path, t->force, err);
+    if (rc == QC_OK && !qc_path_is_dir(folder))
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist", t->path);
+    if (rc == QC_OK && access(folder, W_OK) != 0)
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: can not write to the folder: %s", t->path, strerror(errno));
+    qc_free(folder);
+    return rc;
+}
+
+/* Fills targets[2 * n_emit + 2], returns how many; -1 when out of memory. */
+static int list_targets(const job *j, target *targets)
+{
+    const qc_recipe *r = j->recipe;
+    bool may_be_rejected = r->verify.n_gates > 0 && !j->options->keep_failed;
+    int n = 0;
+    for (int i = 0; i < r->n_emit; i++) {
+        targets[n++] = (target){"the artifact", r->emit[i].path, NULL, j->options->force};
+        if (!may_be_rejected)
+            continue;
+        char *rejected = qc_asprintf("%s.rejected", r->emit[i].path);
+        if (!rejected)
+            return -1;
+        targets[n++] = (target){"the rejected artifact", rejected, rejected, true};
+    }
+    if (r->report.json)
+        targets[n++] = (target){"the report", r->report.json, NULL, j->options->force};
+    if (r->report.manifest)
+        targets[n++] = (target){"the manifest", r->report.manifest, NULL, j->options->force};
+    return n;
+}
+
+static int check_all(const job *j, const target *targets, int n, qc_err *err)
+{
+    for (int i = 0; i < n; i++) {
+        QC_TRY(check_target(j, &targets[i], err));
+        for (int k = 0; k < i; k++)
+            if (qc_path_same_entry(targets[i].path, targets[k].path))
+                return qc_fail(err, QC_E_USAGE, "%s: named for both %s and %s", targets[i].path, targets[k].what,
+                               targets[i].what);
+    }
+    return QC_OK;
+}
+
+int qc_job_check_paths(const job *j, qc_err *err)
+{
+    size_t most = (size_t)j->recipe->n_emit * 2 + 2;
+    target *targets = qc_calloc(most, sizeof *targets);
+    int n = targets ? list_targets(j, targets) : -1;
+    int rc = n < 0 ? qc_fail_nomem(err, "output names", most * sizeof *targets) : check_all(j, targets, n, err);
+    for (size_t i = 0; targets && i < most; i++)
+        qc_free(targets[i].owned);
+    qc_free(targets);
+    return rc;
+}

@@ -1,0 +1,11 @@
+/* What a job may write. */
+#ifndef QC_CLI_JOB_PATHS_H
+#define QC_CLI_JOB_PATHS_H
+
+#include "job_state.h"
+
+/* Every name that the job may write must be free or replaceable (--force), in a folder that takes files, no input of
+ * the job and no other output. QC_E_USAGE or QC_E_RESOURCE with the name. Needs recipe, options, source and text. */
+int qc_job_check_paths(const job *j, qc_err *err) QC_WARN_UNUSED;
+
+#endif
