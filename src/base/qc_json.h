@@ -26,6 +26,11 @@ const cJSON *qc_json_get(const cJSON *object, const char *key);
 /* Integer value of a number item; false if it is no number, has a fraction or is not exact (|x| >= 2^53). */
 bool qc_json_int(const cJSON *item, int64_t *ret);
 
+/* Building a document with cJSON's Add functions hides failed allocations: a key is just missing. Call qc_json_watch
+ * before, and qc_json_watched on the result: NULL (document freed) if an allocation of this thread failed in between. */
+void qc_json_watch(void);
+cJSON *qc_json_watched(cJSON *doc);
+
 /* Two-space-indented text with a final newline (numbers with 17 digits where needed, NaN and infinities as null, bytes
  * that are no UTF-8 as U+FFFD); NULL when out of memory. Free with qc_free. */
 char *qc_json_print(const cJSON *doc);

@@ -35,14 +35,29 @@ static void add_text(cJSON *object, const char *key, const char *text)
         cJSON_AddNullToObject(object, key);
 }
 
+/* Where an allocation fails, what can not be attached is freed; the gap is found by qc_json_watched. */
+static void add_member(cJSON *object, const char *key, cJSON *member)
+{
+    if (!cJSON_AddItemToObject(object, key, member))
+        cJSON_Delete(member);
+}
+
+static cJSON *new_item(cJSON *list)
+{
+    cJSON *item = cJSON_CreateObject();
+    if (cJSON_AddItemToArray(list, item))
+        return item;
+    cJSON_Delete(item);
+    return NULL;
+}
+
 static void add_windows(cJSON *out, const qc_evaluation *e)
 {
     cJSON *list = cJSON_AddArrayToObject(out, "per_window");
     for (int64_t i = 0; e->per_window && i < e->windows; i++) {
         const qc_window_result *w = &e->per_window[i];
         double n = (double)w->tokens_scored;
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_number(item, "nll", w->nll / n);
         add_number(item, "nll_reference", w->nll_reference / n);
         add_number(item, "kld", w->kld / n);
@@ -50,7 +65,7 @@ static void add_windows(cJSON *out, const qc_evaluation *e)
     }
 }
 
-cJSON *qc_report_evaluation(const qc_evaluation *e)
+static cJSON *evaluation_json(const qc_evaluation *e)
 {
     cJSON *out = cJSON_CreateObject();
     add_text(out, "protocol", e->protocol);
@@ -95,17 +110,15 @@ static cJSON *files_json(const qc_report_input *in, bool base_names)
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < in->n_sources; i++) {
         const char *slash = strrchr(in->sources[i].path, '/');
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_text(item, "file", base_names && slash ? slash + 1 : in->sources[i].path);
         add_text(item, "sha256", in->sources[i].sha256);
     }
     return list;
 }
 
-static cJSON *tensor_json(const qc_tensor_account *t)
+static void tensor_json(cJSON *out, const qc_tensor_account *t)
 {
-    cJSON *out = cJSON_CreateObject();
     add_text(out, "name", t->name);
     add_text(out, "action", qc_action_name(t->action));
     add_text(out, "rule", t->rule);
@@ -125,14 +138,13 @@ static cJSON *tensor_json(const qc_tensor_account *t)
         add_number(out, "zero_groups", (double)t->n_zero_groups);
         add_number(out, "small_scales", (double)t->n_small_scale);
     }
-    return out;
 }
 
 static cJSON *tensors_json(const qc_account_list *accounts)
 {
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < accounts->n_tensors; i++)
-        cJSON_AddItemToArray(list, tensor_json(&accounts->tensors[i]));
+        tensor_json(new_item(list), &accounts->tensors[i]);
     return list;
 }
 
@@ -153,8 +165,7 @@ static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
                 weight += t->sq_weight;
             }
         }
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_number(item, "layer", (double)layer);
         add_number(item, "bytes_in", bytes_in);
         add_number(item, "bytes_out", bytes_out);
@@ -168,8 +179,7 @@ static cJSON *events_json(const qc_event_list *events)
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < events->n_events; i++) {
         const qc_event *e = &events->events[i];
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_text(item, "kind", e->kind);
         add_text(item, "level", e->level == QC_EVENT_FALLBACK ? "fallback" : "note");
         add_text(item, "subject", e->subject);
@@ -183,8 +193,7 @@ static cJSON *gates_json(const qc_report_output *o)
 {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < o->n_gates; i++) {
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_text(item, "name", o->gates[i].name);
         add_number(item, "limit", o->gates[i].limit);
         add_number(item, "value", o->gates[i].value);
@@ -199,18 +208,17 @@ static cJSON *artifacts_json(const qc_report_input *in)
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < in->n_outputs; i++) {
         const qc_report_output *o = &in->outputs[i];
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_text(item, "format", o->artifact.format);
         add_text(item, "path", o->artifact.path);
         add_number(item, "bytes", (double)o->artifact.n_bytes);
         add_text(item, "sha256", o->artifact.sha256);
         cJSON_AddBoolToObject(item, "rejected", o->artifact.rejected);
         if (i > 0) {
-            cJSON_AddItemToObject(item, "tensors", tensors_json(o->accounts));
+            add_member(item, "tensors", tensors_json(o->accounts));
             if (o->evaluation)
-                cJSON_AddItemToObject(item, "evaluation", qc_report_evaluation(o->evaluation));
-            cJSON_AddItemToObject(item, "gates", gates_json(o));
+                add_member(item, "evaluation", evaluation_json(o->evaluation));
+            add_member(item, "gates", gates_json(o));
         }
     }
     return list;
@@ -218,54 +226,61 @@ static cJSON *artifacts_json(const qc_report_input *in)
 
 cJSON *qc_report_document(const qc_report_input *in)
 {
+    qc_json_watch();
     const qc_report_output *first = &in->outputs[0];
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "schema", QC_REPORT_SCHEMA);
-    cJSON_AddItemToObject(doc, "tool", tool_json(&in->tool, true));
+    add_member(doc, "tool", tool_json(&in->tool, true));
     cJSON *model = cJSON_AddObjectToObject(doc, "model");
     add_text(model, "path", in->model_path);
     add_text(model, "family", in->model_family);
     add_number(model, "layers", (double)in->n_layers);
-    cJSON_AddItemToObject(model, "files", files_json(in, false));
-    cJSON_AddItemToObject(doc, "recipe", cJSON_Duplicate(in->recipe, true));
-    cJSON_AddItemToObject(doc, "plan", cJSON_Duplicate(in->plan, true));
-    cJSON_AddItemToObject(doc, "tensors", tensors_json(first->accounts));
-    cJSON_AddItemToObject(doc, "layers", layers_json(first->accounts, in->n_layers));
-    cJSON_AddItemToObject(doc, "events", events_json(in->events));
+    add_member(model, "files", files_json(in, false));
+    add_member(doc, "recipe", cJSON_Duplicate(in->recipe, true));
+    add_member(doc, "plan", cJSON_Duplicate(in->plan, true));
+    add_member(doc, "tensors", tensors_json(first->accounts));
+    add_member(doc, "layers", layers_json(first->accounts, in->n_layers));
+    add_member(doc, "events", events_json(in->events));
     if (first->evaluation)
-        cJSON_AddItemToObject(doc, "evaluation", qc_report_evaluation(first->evaluation));
+        add_member(doc, "evaluation", evaluation_json(first->evaluation));
     else
         cJSON_AddNullToObject(doc, "evaluation");
-    cJSON_AddItemToObject(doc, "artifacts", artifacts_json(in));
-    cJSON_AddItemToObject(doc, "gates", gates_json(first));
+    add_member(doc, "artifacts", artifacts_json(in));
+    add_member(doc, "gates", gates_json(first));
     cJSON *timings = cJSON_AddObjectToObject(doc, "timings");
     for (int i = 0; i < in->n_timings; i++)
         add_number(timings, in->timings[i].name, in->timings[i].seconds);
     add_number(doc, "peak_rss_bytes", (double)in->peak_rss_bytes);
-    return doc;
+    return qc_json_watched(doc);
 }
 
 cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
 {
+    qc_json_watch();
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "schema", QC_MANIFEST_SCHEMA);
-    cJSON_AddItemToObject(doc, "tool", tool_json(&in->tool, !embedded));
-    cJSON_AddItemToObject(doc, "inputs", files_json(in, true));
-    cJSON_AddItemToObject(doc, "recipe", cJSON_Duplicate(in->recipe, true));
+    add_member(doc, "tool", tool_json(&in->tool, !embedded));
+    add_member(doc, "inputs", files_json(in, true));
+    add_member(doc, "recipe", cJSON_Duplicate(in->recipe, true));
     if (embedded)
-        return doc;
+        return qc_json_watched(doc);
     cJSON *list = cJSON_AddArrayToObject(doc, "outputs");
     for (int i = 0; i < in->n_outputs; i++) {
         const qc_artifact *a = &in->outputs[i].artifact;
         const char *slash = strrchr(a->path, '/');
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
+        cJSON *item = new_item(list);
         add_text(item, "file", slash ? slash + 1 : a->path);
         add_text(item, "format", a->format);
         add_number(item, "bytes", (double)a->n_bytes);
         add_text(item, "sha256", a->sha256);
     }
-    return doc;
+    return qc_json_watched(doc);
+}
+
+cJSON *qc_report_evaluation(const qc_evaluation *e)
+{
+    qc_json_watch();
+    return qc_json_watched(evaluation_json(e));
 }
 
 /* ---- text ---- */
