@@ -47,7 +47,6 @@ static int put_rope(const qc_rope_config *r, qc_qpk_writer *w, qc_err *err)
         {"rope.theta", r->theta},
         {"rope.partial_rotary_factor", r->partial_rotary_factor},
         {"rope.factor", r->factor},
-        {"rope.original_max_positions", (double)r->original_max_positions},
         {"rope.low_freq_factor", r->low_freq_factor},
         {"rope.high_freq_factor", r->high_freq_factor},
         {"rope.beta_fast", r->beta_fast},
@@ -58,6 +57,9 @@ static int put_rope(const qc_rope_config *r, qc_qpk_writer *w, qc_err *err)
     size_t n = r->kind == QC_ROPE_DEFAULT ? 2 : sizeof numbers / sizeof numbers[0];
     for (size_t i = 0; i < n; i++)
         QC_TRY(qc_qpk_add_meta_f64(w, numbers[i].key, numbers[i].value, err));
+    if (r->kind == QC_ROPE_DEFAULT)
+        return QC_OK;
+    QC_TRY(qc_qpk_add_meta_u64(w, "rope.original_max_positions", (uint64_t)r->original_max_positions, err));
     return r->kind == QC_ROPE_YARN ? qc_qpk_add_meta_u64(w, "rope.truncate", r->truncate, err) : QC_OK;
 }
 
