@@ -173,15 +173,6 @@ static int advance(run *r, double elems, qc_err *err)
     return qc_check_interrupt(err);
 }
 
-/* Position of the first value that is not finite among n, -1 if there is none. */
-static int64_t first_nonfinite(const float *x, int64_t n_elems)
-{
-    for (int64_t i = 0; i < n_elems; i++)
-        if (!isfinite(x[i]))
-            return i;
-    return -1;
-}
-
 /* *ret_row = -1 if the whole tensor is finite. */
 static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_t *ret_col, qc_err *err)
 {
@@ -195,7 +186,7 @@ static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_
     int rc = QC_OK;
     for (int64_t row = 0; row < n_rows && rc == QC_OK && *ret_row < 0; row += step) {
         int64_t n = qc_min_i64(step, n_rows - row), at;
-        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK && (at = first_nonfinite(w, n * n_cols)) >= 0) {
+        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK && (at = qc_first_nonfinite(w, n * n_cols)) >= 0) {
             *ret_row = row + at / n_cols;
             *ret_col = at % n_cols;
         }

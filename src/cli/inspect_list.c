@@ -197,11 +197,11 @@ static int check_values(const qc_source *src, int64_t tensor, float **block, int
         int64_t n = rows - row < step ? rows - row : step;
         QC_TRY(qc_check_interrupt(err));
         QC_TRY(src->read_rows(src, tensor, row, n, *block, err));
-        for (int64_t i = 0; i < n * cols; i++)
-            if (!isfinite((*block)[i]))
-                return qc_fail(err, QC_E_INPUT,
-                               "%s: tensor '%s' holds %s at row %" PRId64 ", column %" PRId64, src->path,
-                               info->name, isnan((*block)[i]) ? "NaN" : "infinity", row + i / cols, i % cols);
+        int64_t bad = qc_first_nonfinite(*block, n * cols);
+        if (bad >= 0)
+            return qc_fail(err, QC_E_INPUT, "%s: tensor '%s' holds %s at row %" PRId64 ", column %" PRId64,
+                           src->path, info->name, isnan((*block)[bad]) ? "NaN" : "infinity", row + bad / cols,
+                           bad % cols);
         src->release(src, tensor, row, n);
     }
     return QC_OK;

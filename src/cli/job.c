@@ -16,6 +16,7 @@
 #include "qc_file.h"
 #include "qc_log.h"
 #include "qc_sha256.h"
+#include "qc_time.h"
 #include "qpk.h"
 #include "report.h"
 #include "tokenizer.h"
@@ -24,15 +25,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
-
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void show_progress(void *ctx, double fraction)
 {
@@ -158,13 +151,13 @@ static int make_plan(job *j, qc_err *err)
 
 static int hash_source(job *j, qc_err *err)
 {
-    double start = now_seconds();
+    double start = qc_now_seconds();
     j->source_sha256 = qc_calloc((size_t)j->src->n_files + 1, sizeof *j->source_sha256);
     if (!j->source_sha256)
         return qc_fail_nomem(err, "hashes", (unsigned long long)j->src->n_files * 65);
     for (int64_t i = 0; i < j->src->n_files; i++)
         QC_TRY(qc_sha256_file(j->src->files[i], j->source_sha256[i], err));
-    j->times.hash = now_seconds() - start;
+    j->times.hash = qc_now_seconds() - start;
     return QC_OK;
 }
 
@@ -190,7 +183,7 @@ static int add_side_files(const job *j, output *o, qc_err *err)
 
 static int convert(job *j, output *o, qc_err *err)
 {
-    double start = now_seconds();
+    double start = qc_now_seconds();
     qc_progress_begin("quantize", 1);
     qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite, .progress = show_progress};
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
@@ -198,7 +191,7 @@ static int convert(job *j, output *o, qc_err *err)
         (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
         rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, &j->events, err);
     qc_progress_end();
-    j->times.convert += now_seconds() - start;
+    j->times.convert += qc_now_seconds() - start;
     return rc;
 }
 
@@ -252,7 +245,7 @@ static int judge(job *j, output *o, qc_err *err)
         .evaluation = v->enabled ? &o->evaluation : NULL,
         .fallbacks = (double)qc_event_count(&j->events, NULL),
         .size_bytes = (double)o->n_bytes,
-        .seconds = now_seconds() - j->start,
+        .seconds = qc_now_seconds() - j->start,
         .peak_rss_bytes = (double)qc_peak_rss_bytes(),
     };
     if (!(o->gates = qc_calloc((size_t)v->n_gates + 1, sizeof *o->gates)))
@@ -268,14 +261,14 @@ static int run_output(job *j, output *o, bool *ret_passed, qc_err *err)
     const char *path;
     QC_TRY(convert(j, o, err));
     QC_TRY(qc_qpk_finish(o->writer, &path, err));
-    double start = now_seconds();
+    double start = qc_now_seconds();
     int rc = verify(j, o, path, err);
-    j->times.verify += now_seconds() - start;
+    j->times.verify += qc_now_seconds() - start;
     if (rc < 0)
         return qc_err_prefix(err, "verification of %s", o->emit->path);
-    start = now_seconds();
+    start = qc_now_seconds();
     QC_TRY(qc_sha256_file(path, o->sha256, err));
-    j->times.hash += now_seconds() - start;
+    j->times.hash += qc_now_seconds() - start;
     QC_TRY(measure_size(o, path, err));
     QC_TRY(judge(j, o, err));
     *ret_passed = true;
@@ -311,11 +304,11 @@ static int add_notes(job *j, qc_err *err)
 
 static int run_job(job *j, qc_err *err)
 {
-    j->start = now_seconds();
+    j->start = qc_now_seconds();
     QC_TRY(open_inputs(j, err));
     QC_TRY(add_notes(j, err));
     QC_TRY(make_plan(j, err));
-    j->times.open = now_seconds() - j->start;
+    j->times.open = qc_now_seconds() - j->start;
     if (j->options->dry_run)
         return qc_job_print_plan(j, err);
     QC_TRY(hash_source(j, err));
@@ -325,7 +318,7 @@ static int run_job(job *j, qc_err *err)
         QC_TRY(run_output(j, &j->outputs[i], &passed, err));
         all_passed = all_passed && passed;
     }
-    j->times.total = now_seconds() - j->start;
+    j->times.total = qc_now_seconds() - j->start;
     QC_TRY(qc_job_write_reports(j, err));
     return !all_passed ? 1 : over_allowance(j) ? 6 : 0;
 }

@@ -1,10 +1,11 @@
 #include "progress.h"
 
+#include "qc_time.h"
+
 #include "qc_log.h"
 
 #include <stdbool.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 #define FIRST_SECONDS   1.0
@@ -18,13 +19,6 @@ static struct {
     double shown; /* seconds: last drawing */
     bool on_screen;
 } bar;
-
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool visible(void)
 {
@@ -51,7 +45,7 @@ void qc_progress_begin(const char *what, double total)
     qc_log_set_hook(wipe);
     bar.what = what;
     bar.total = total;
-    bar.begun = now_seconds();
+    bar.begun = qc_now_seconds();
     bar.shown = 0;
 }
 
@@ -59,7 +53,7 @@ void qc_progress_update(double done)
 {
     if (!bar.what || bar.mode == QC_PROGRESS_NEVER)
         return;
-    double now = now_seconds(), spent = now - bar.begun;
+    double now = qc_now_seconds(), spent = now - bar.begun;
     if (spent < FIRST_SECONDS || now - bar.shown < BETWEEN_SECONDS || !visible())
         return;
     double part = done <= 0 ? 0 : done >= bar.total ? 1 : done / bar.total;

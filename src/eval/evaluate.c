@@ -1,18 +1,11 @@
 #include "eval.h"
 
 #include "qc_alloc.h"
+#include "qc_time.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static int compare_floats(const void *a, const void *b)
 {
@@ -128,7 +121,7 @@ static int summarize(const qc_token_score *scores, const qc_windows *w, bool pai
 int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model, const qc_windows *windows,
                 const qc_eval_options *options, qc_evaluation *ret, qc_err *err)
 {
-    double start = now_seconds();
+    double start = qc_now_seconds();
     qc_sequences seqs = {.ids = windows->ids, .lengths = windows->lengths, .n_sequences = windows->n_windows};
     int64_t n = windows->n_windows * (windows->length - 1);
     qc_token_score *scores = qc_alloc((size_t)n, sizeof *scores);
@@ -140,7 +133,7 @@ int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model
     if (rc == QC_OK)
         rc = summarize(scores, windows, reference != NULL, &e, err);
     qc_free(scores);
-    e.seconds = now_seconds() - start;
+    e.seconds = qc_now_seconds() - start;
     if (rc == QC_OK)
         *ret = e;
     else

@@ -153,26 +153,6 @@ static int embed_all(walk *w, qc_err *err)
     return QC_OK;
 }
 
-/* Index of the first NaN or infinity, -1 if all are finite. The fast path adds up x * 0, which is NaN at once. */
-static int64_t first_nonfinite(const float *x, int64_t n_elems)
-{
-    float probe[8] = {0};
-    int64_t i = 0;
-    for (; i + 8 <= n_elems; i += 8)
-        for (int k = 0; k < 8; k++)
-            probe[k] += x[i + k] * 0.0f;
-    for (; i < n_elems; i++)
-        probe[0] += x[i] * 0.0f;
-    float sum = 0;
-    for (int k = 0; k < 8; k++)
-        sum += probe[k];
-    if (sum == 0)
-        return -1;
-    for (i = 0; i < n_elems && isfinite(x[i]); i++)
-        ;
-    return i;
-}
-
 static int run_layer(walk *w, side *s, int layer, qc_err *err)
 {
     qc_layer *weights = NULL;
@@ -187,7 +167,7 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
             (rc = w->be->download(w->be, w->host, w->x, n * hidden, err)) < 0 ||
             (rc = qc_stream_put(&s->stream, at, n, w->host, err)) < 0)
             break;
-        if ((bad = first_nonfinite(w->host, n * hidden)) >= 0)
+        if ((bad = qc_first_nonfinite(w->host, n * hidden)) >= 0)
             rc = qc_fail(err, QC_E_INPUT, "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)",
                          s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden));
         else

@@ -2,6 +2,7 @@
 
 #include "qc_fp.h"
 
+#include <math.h>
 #include <string.h>
 
 int64_t qc_tensor_n_elems(const qc_tensor_info *info)
@@ -44,6 +45,26 @@ void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t 
                 y[c] = scale * (float)((int)q[c] - zero);
         }
     }
+}
+
+/* The fast path adds up x * 0, which is NaN as soon as one value is not finite. */
+int64_t qc_first_nonfinite(const float *x, int64_t n_elems)
+{
+    float probe[8] = {0};
+    int64_t i = 0;
+    for (; i + 8 <= n_elems; i += 8)
+        for (int k = 0; k < 8; k++)
+            probe[k] += x[i + k] * 0.0f;
+    for (; i < n_elems; i++)
+        probe[0] += x[i] * 0.0f;
+    float sum = 0;
+    for (int k = 0; k < 8; k++)
+        sum += probe[k];
+    if (sum == 0)
+        return -1;
+    for (i = 0; i < n_elems && isfinite(x[i]); i++)
+        ;
+    return i;
 }
 
 /* One function per type: restrict and element types of byte alignment let the compiler use vectors. */

@@ -57,6 +57,9 @@ typedef struct qc_code_rows {
 /* dst[n_rows, cols] = values of the rows. `group_elems` may leave a shorter last group. */
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst);
 
+/* Index of the first NaN or infinity among n_elems values, -1 if all are finite. */
+int64_t qc_first_nonfinite(const float *x, int64_t n_elems);
+
 /* Dense elements to float32 (F32, F16, BF16, F64, I8, U8, I16, U16, I32, BOOL). QC_E_UNSUPPORTED for others.
  * src need not be aligned. */
 int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err) QC_WARN_UNUSED;
