@@ -2,6 +2,7 @@
  * row names a key that does not exist. `t_recipe_doc print` prints the rows as they should be. */
 #include "programs.h"
 #include "qc_buf.h"
+#include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_test.h"
 #include "recipe.h"
@@ -78,6 +79,7 @@ START_TEST(every_key_has_its_row)
         row = end + 1;
     }
     ck_assert_int_eq(n_doc, n_rows);
+    qc_free(doc);
 }
 END_TEST
 
@@ -100,6 +102,7 @@ START_TEST(example_parses)
             qc_recipe_clear(&r);
     }
     ck_assert_int_eq(n_examples, 2);
+    qc_free(doc);
 }
 END_TEST
 
