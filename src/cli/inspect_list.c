@@ -1,4 +1,6 @@
 #include "inspect.h"
+
+#include "main.h"
 #include "open.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
@@ -145,24 +147,13 @@ static cJSON *source_json(const qc_source *src)
 }
 
 /* Print and free a document; NULL counts as out of memory. */
-static int print_json(cJSON *doc, qc_err *err)
-{
-    char *text = doc ? qc_json_print(doc) : NULL;
-    cJSON_Delete(doc);
-    if (!text)
-        return qc_fail_nomem(err, "json", 0);
-    fputs(text, stdout);
-    qc_free(text);
-    return QC_OK;
-}
-
 int qc_inspect_list(const char *path, bool json, qc_err *err)
 {
     qc_source *src;
     int rc = QC_OK;
     QC_TRY(qc_source_open(path, &src, err));
     if (json)
-        rc = print_json(source_json(src), err);
+        rc = qc_print_json(source_json(src), err);
     else
         print_table(src);
     qc_source_close(src);
@@ -242,7 +233,7 @@ int qc_inspect_check(const char *path, bool json, qc_err *err)
     QC_TRY(qc_source_open(path, &src, err));
     int rc = check_source(src, &n_bytes, err);
     if (rc == QC_OK && json)
-        rc = print_json(check_json(src, n_bytes), err);
+        rc = qc_print_json(check_json(src, n_bytes), err);
     else if (rc == QC_OK)
         printf("%s: ok, %" PRId64 " tensors, %" PRIu64 " bytes\n", path, src->n_tensors, n_bytes);
     qc_source_close(src);
@@ -343,7 +334,7 @@ int qc_inspect_hash(const char *path, bool json, qc_err *err)
     }
     int rc = qc_path_is_dir(path) ? hash_folder(path, list, err) : hash_file(path, list, err);
     if (rc == QC_OK && json)
-        return print_json(doc, err);
+        return qc_print_json(doc, err);
     cJSON_Delete(doc);
     return rc;
 }

@@ -1,8 +1,7 @@
 #include "job_report.h"
 
 #include "family.h"
-#include "qc_alloc.h"
-#include "qc_json.h"
+#include "main.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -55,22 +54,10 @@ cJSON *qc_job_plan_json(const job *j)
     return plan;
 }
 
-static int print_json(const job *j, qc_err *err)
-{
-    cJSON *plan = qc_job_plan_json(j);
-    char *text = plan ? qc_json_print(plan) : NULL;
-    cJSON_Delete(plan);
-    if (!text)
-        return qc_fail_nomem(err, "plan", 4096);
-    fputs(text, stdout);
-    qc_free(text);
-    return QC_OK;
-}
-
 int qc_job_print_plan(const job *j, qc_err *err)
 {
     if (j->options->json)
-        return print_json(j, err);
+        return qc_print_json(qc_job_plan_json(j), err);
     const qc_model_config *c = &j->model.config;
     printf("model    %s (%s, %lld layers, %lld tensors, %.1f MB)\n", j->recipe->model, c->family->model_type,
            (long long)c->n_layers, (long long)j->src->n_tensors, mb(j->outputs[0].plan.bytes_in));

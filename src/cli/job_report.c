@@ -107,14 +107,8 @@ static int write_document(const job *j, const char *path, char *text, qc_err *er
 
 static int print_summary(const job *j, const inputs *x, qc_err *err)
 {
-    if (j->options->json) {
-        char *text = print_and_delete(qc_report_document(&x->in));
-        if (!text)
-            return qc_fail_nomem(err, "report", 65536);
-        fputs(text, stdout);
-        qc_free(text);
-        return QC_OK;
-    }
+    if (j->options->json)
+        return qc_print_json(qc_report_document(&x->in), err);
     qc_buf text = {0};
     int rc = j->options->quiet ? QC_OK : qc_report_text(&x->in, &text, err);
     if (rc == QC_OK && text.data)

@@ -1,6 +1,8 @@
 #include "main.h"
 
 #include "progress.h"
+#include "qc_json.h"
+#include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_file.h"
 #include "qc_log.h"
@@ -81,6 +83,17 @@ static int run(const qc_program *program, int argc, char **argv, qc_main_fn job,
     }
     qc_args_clear(&args);
     return rc;
+}
+
+int qc_print_json(cJSON *doc, qc_err *err)
+{
+    char *text = doc ? qc_json_print(doc) : NULL;
+    cJSON_Delete(doc);
+    if (!text)
+        return qc_fail(err, QC_E_RESOURCE, "out of memory: json text");
+    fputs(text, stdout);
+    qc_free(text);
+    return QC_OK;
 }
 
 int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)

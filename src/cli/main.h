@@ -4,6 +4,8 @@
 
 #include "opt.h"
 
+#include <cjson/cJSON.h>
+
 /* What a process of this project takes before it does anything: code, libraries, tables. Counts against --memory. */
 #define QC_PROGRAM_BYTES (48ull << 20)
 
@@ -17,6 +19,9 @@ typedef int (*qc_main_fn)(const qc_args *args, qc_err *err);
  * code: 128 + n after signal n, 5 if stdout could not be written although the job went well. main() returns
  * it. */
 int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job);
+
+/* Print a document on stdout and delete it. NULL counts as out of memory. */
+int qc_print_json(cJSON *doc, qc_err *err) QC_WARN_UNUSED;
 
 /* "0.1.0" and the commit ("0.1.0" again where it was built outside a repository). */
 const char *qc_version(void);

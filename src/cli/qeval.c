@@ -102,32 +102,16 @@ static int window_length(const eval_job *j, int64_t *ret, qc_err *err)
     return QC_OK;
 }
 
-static void print_evaluation(const eval_job *j, const qc_evaluation *e, const char *text)
+static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *err)
 {
-    printf("model      %s\n", j->recipe.model);
-    if (j->reference.is_open)
-        printf("reference  %s\n", j->reference.src->path);
-    printf("text       %s: %lld windows of %lld tokens, %lld scored, %s\n", text, (long long)e->windows,
-           (long long)e->length, (long long)e->tokens_scored, e->bos ? "BOS in front" : "no BOS");
-    printf("ppl        %.4f\n", e->ppl);
-    if (!j->reference.is_open)
-        return;
-    printf("ppl ref    %.4f, ratio %.5f\n", e->ppl_reference, e->ppl_ratio);
-    printf("delta nll  %.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se);
-    printf("kld        mean %.6f, p99 %.6f, max %.6f nats\n", e->kld_mean, e->kld_p99, e->kld_max);
-    printf("top1       %.5f\n", e->top1);
-}
-
-/* Print and free; NULL counts as out of memory. */
-static int print_json(cJSON *doc, qc_err *err)
-{
-    char *text = doc ? qc_json_print(doc) : NULL;
-    cJSON_Delete(doc);
-    if (!text)
-        return qc_fail_nomem(err, "json", 0);
-    fputs(text, stdout);
-    qc_free(text);
-    return QC_OK;
+    qc_buf text = {0};
+    int rc = qc_report_evaluation_text(e, &text, err);
+    if (rc == QC_OK && j->reference.is_open)
+        printf("%s against %s\n%s", j->recipe.model, j->reference.src->path, text.data);
+    else if (rc == QC_OK)
+        printf("%s\n%s", j->recipe.model, text.data);
+    qc_buf_clear(&text);
+    return rc;
 }
 
 static int score_windows(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
@@ -143,9 +127,9 @@ static int score_windows(const eval_job *j, const char *text, const qc_windows *
     if (!(e.text = qc_strdup(text)))
         rc = qc_fail_nomem(err, "text path", strlen(text));
     else if (qc_args_has(j->args, "json"))
-        rc = print_json(qc_report_evaluation(&e), err);
+        rc = qc_print_json(qc_report_evaluation(&e), err);
     else
-        print_evaluation(j, &e, text);
+        rc = print_evaluation(j, &e, err);
     qc_evaluation_clear(&e);
     return rc;
 }
@@ -258,7 +242,7 @@ static int score_lists(const eval_job *j, const id_lists *lists, qc_err *err)
     } else if (rc == QC_OK) {
         cJSON *doc = cJSON_CreateObject();
         if (doc && put_sums(lists, scores, doc)) {
-            rc = print_json(doc, err);
+            rc = qc_print_json(doc, err);
         } else {
             cJSON_Delete(doc);
             rc = qc_fail_nomem(err, "json", 0);

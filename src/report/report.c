@@ -285,12 +285,14 @@ cJSON *qc_report_evaluation(const qc_evaluation *e)
 
 /* ---- text ---- */
 
-static int evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
+int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
 {
-    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld windows of %lld tokens (%lld positions) of %s\n",
-                         (long long)e->windows, (long long)e->length, (long long)e->tokens_scored, e->text ? e->text : "?"));
-    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, 16-bit reference %.4f, ratio %.5f\n", e->ppl, e->ppl_reference,
-                         e->ppl_ratio));
+    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld windows of %lld tokens (%lld positions) of %s%s\n",
+                         (long long)e->windows, (long long)e->length, (long long)e->tokens_scored,
+                         e->text ? e->text : "?", e->bos ? ", BOS in front" : ""));
+    if (isnan(e->ppl_reference))
+        return qc_buf_printf(ret, err, "  perplexity    %.4f\n", e->ppl);
+    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, reference %.4f, ratio %.5f\n", e->ppl, e->ppl_reference, e->ppl_ratio));
     QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));
     return qc_buf_printf(ret, err, "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n", e->kld_mean,
                          e->kld_p99, e->kld_max, 100 * e->top1);
@@ -304,7 +306,7 @@ static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
     QC_TRY(qc_buf_printf(ret, err, "  size          %.2f MB of %.2f MB (%.1f %%)\n", (double)o->artifact.n_bytes / 1e6,
                          (double)bytes_in / 1e6, bytes_in ? 100.0 * (double)o->artifact.n_bytes / (double)bytes_in : 0));
     if (o->evaluation)
-        QC_TRY(evaluation_text(o->evaluation, ret, err));
+        QC_TRY(qc_report_evaluation_text(o->evaluation, ret, err));
     for (int i = 0; i < o->n_gates; i++)
         QC_TRY(qc_buf_printf(ret, err, "  gate          %s %.6g, limit %.6g: %s\n", o->gates[i].name, o->gates[i].value,
                              o->gates[i].limit, o->gates[i].pass ? "passed" : "FAILED"));

@@ -64,6 +64,9 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded);
 /* An evaluation alone (what qeval --json prints). NULL when out of memory. */
 cJSON *qc_report_evaluation(const qc_evaluation *e);
 
+/* An evaluation for people, some indented lines; the comparison only if there was a reference. */
+int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
+
 /* Summary of the run for a terminal: artifacts, evaluation, gates, fallbacks. */
 int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
 
