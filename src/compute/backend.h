@@ -52,6 +52,9 @@ typedef struct qc_score {
 struct qc_backend {
     const char *name; /* "cpu", "cuda:0" */
 
+    /* Buffers are plain host memory: any host pointer serves as one, and upload and download can be left out. */
+    bool host_memory;
+
     /* n_elems float32, uninitialised; NULL and a message when out of memory. */
     float *(*alloc)(qc_backend *be, int64_t n_elems, qc_err *err);
     void (*free)(qc_backend *be, float *buffer);

@@ -153,6 +153,30 @@ static int embed_all(walk *w, qc_err *err)
     return QC_OK;
 }
 
+/* Tokens at .. at + n - 1 of the stream in backend memory: in place where the backend can, else a staged copy. */
+static int borrow(walk *w, side *s, int64_t at, int64_t n, float **ret, qc_err *err)
+{
+    int64_t hidden = s->model->config.hidden;
+    if (w->be->host_memory && s->stream.data) {
+        *ret = s->stream.data + at * hidden;
+        return QC_OK;
+    }
+    *ret = w->x;
+    QC_TRY(qc_stream_get(&s->stream, at, n, w->host, err));
+    return w->be->upload(w->be, w->x, w->host, n * hidden, err);
+}
+
+/* Put changed tokens back; *ret_host = their values on the host. Nothing to do for those changed in place. */
+static int give_back(walk *w, side *s, int64_t at, int64_t n, float *x, const float **ret_host, qc_err *err)
+{
+    *ret_host = x;
+    if (x != w->x)
+        return QC_OK;
+    *ret_host = w->host;
+    QC_TRY(w->be->download(w->be, w->host, x, n * s->model->config.hidden, err));
+    return qc_stream_put(&s->stream, at, n, w->host, err);
+}
+
 static int run_layer(walk *w, side *s, int layer, qc_err *err)
 {
     qc_layer *weights = NULL;
@@ -161,13 +185,12 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
     int rc = QC_OK;
     for (int64_t i = 0; i < w->seqs->n_sequences && rc == QC_OK; i++) {
         int64_t n = w->seqs->lengths[i], bad;
-        if ((rc = qc_stream_get(&s->stream, at, n, w->host, err)) < 0 ||
-            (rc = w->be->upload(w->be, w->x, w->host, n * hidden, err)) < 0 ||
-            (rc = qc_layer_forward(weights, s->ws, w->x, n, err)) < 0 ||
-            (rc = w->be->download(w->be, w->host, w->x, n * hidden, err)) < 0 ||
-            (rc = qc_stream_put(&s->stream, at, n, w->host, err)) < 0)
+        float *x;
+        const float *values;
+        if ((rc = borrow(w, s, at, n, &x, err)) < 0 || (rc = qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
+            (rc = give_back(w, s, at, n, x, &values, err)) < 0)
             break;
-        if ((bad = qc_first_nonfinite(w->host, n * hidden)) >= 0)
+        if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0)
             rc = qc_fail(err, QC_E_INPUT, "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)",
                          s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden));
         else
@@ -195,14 +218,13 @@ static int norm_all(walk *w, qc_err *err)
 {
     for (int i = 0; i < w->n_sides; i++) {
         side *s = &w->sides[i];
-        int64_t hidden = s->model->config.hidden;
         for (int64_t t = 0; t < w->total; t += TILE_TOKENS) {
             int64_t n = qc_min_i64(TILE_TOKENS, w->total - t);
-            QC_TRY(qc_stream_get(&s->stream, t, n, w->host, err));
-            QC_TRY(w->be->upload(w->be, w->x, w->host, n * hidden, err));
-            QC_TRY(qc_model_final_norm(s->model, w->be, w->x, w->x, n, err));
-            QC_TRY(w->be->download(w->be, w->host, w->x, n * hidden, err));
-            QC_TRY(qc_stream_put(&s->stream, t, n, w->host, err));
+            float *x;
+            const float *values;
+            QC_TRY(borrow(w, s, t, n, &x, err));
+            QC_TRY(qc_model_final_norm(s->model, w->be, x, x, n, err));
+            QC_TRY(give_back(w, s, t, n, x, &values, err));
         }
     }
     return QC_OK;
@@ -218,10 +240,10 @@ static int score_slice(walk *w, int64_t vocab0, int64_t n, qc_weight *const head
         int64_t n_tokens = qc_min_i64(TILE_TOKENS, w->total - t);
         for (int i = 0; i < w->n_sides; i++) {
             side *s = &w->sides[i];
-            int64_t hidden = s->model->config.hidden;
-            QC_TRY(qc_stream_get(&s->stream, t, n_tokens, w->host, err));
-            QC_TRY(w->be->upload(w->be, w->x, w->host, n_tokens * hidden, err));
-            QC_TRY(w->be->linear(w->be, w->logits[i], SLICE_VOCAB, w->x, hidden, heads[i], NULL, n_tokens, false, err));
+            float *x;
+            QC_TRY(borrow(w, s, t, n_tokens, &x, err));
+            QC_TRY(w->be->linear(w->be, w->logits[i], SLICE_VOCAB, x, s->model->config.hidden, heads[i], NULL, n_tokens,
+                                 false, err));
         }
         QC_TRY(w->be->score(w->be, w->scores + t, w->logits[0], w->n_sides == 2 ? w->logits[1] : NULL, SLICE_VOCAB,
                             w->targets + t, n_tokens, vocab0, n, softcap, err));

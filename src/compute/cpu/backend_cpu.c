@@ -216,6 +216,7 @@ int qc_backend_cpu_new(qc_pool *pool, qc_backend **ret, qc_err *err)
     qc_blas_single_thread();
     cb->be = (qc_backend){
         .name = "cpu",
+        .host_memory = true,
         .alloc = cpu_alloc,
         .free = cpu_free,
         .upload = cpu_copy,
