@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #define ALIGN_BYTES 64
 
@@ -84,6 +87,13 @@ char *qc_asprintf(const char *fmt, ...)
 void qc_free(void *p)
 {
     free(p);
+}
+
+void qc_alloc_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
 }
 
 long qc_alloc_fail_at(long nth)

@@ -26,6 +26,9 @@ void *qc_alloc_small(size_t n_bytes);
 /* NULL is fine. */
 void qc_free(void *p);
 
+/* Hand freed memory back to the system, after a phase whose many small objects are gone. */
+void qc_alloc_trim(void);
+
 /* Tests only: make the nth (1-based) next allocation of this process fail, 0 switches it off. Returns how many
  * allocations were made since the last call. */
 long qc_alloc_fail_at(long nth);

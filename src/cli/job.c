@@ -19,7 +19,6 @@
 #include "qc_time.h"
 #include "qpk.h"
 #include "report.h"
-#include "tokenizer.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -57,12 +56,12 @@ static int open_inputs(job *j, qc_err *err)
     if (length > limit)
         return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions", (long long)length, r->model,
                        (long long)limit);
-    qc_tokenizer *tok;
-    QC_TRY(qc_tokenizer_from_source(j->src, &tok, err));
-    int rc = qc_windows_from_text(tok, j->text, length, r->verify.windows, r->verify.plain_special,
-                                  &j->windows, err);
-    qc_tokenizer_free(tok); /* its tables are large and not needed again */
-    return rc;
+    if (r->run.memory_bytes && r->run.memory_bytes <= QC_PROGRAM_BYTES)
+        return qc_fail(err, QC_E_RESOURCE, "run.memory: the program alone needs %llu MB",
+                       (unsigned long long)(QC_PROGRAM_BYTES / 1000000 + 1));
+    uint64_t cap = r->run.memory_bytes ? r->run.memory_bytes - QC_PROGRAM_BYTES : 0;
+    QC_TRY(qc_windows_plan_bytes(j->src, j->text, &j->windows_plan_bytes, err));
+    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special, cap, &j->windows, err);
 }
 
 static void close_job(job *j)
@@ -79,6 +78,7 @@ static void close_job(job *j)
     qc_free(j->outputs);
     qc_free(j->source_sha256);
     qc_event_list_clear(&j->events);
+    qc_event_list_clear(&j->repeated_events);
     qc_windows_clear(&j->windows);
     qc_free(j->text);
     if (j->model_open)
@@ -92,7 +92,7 @@ static void close_job(job *j)
 
 static void plan_resources(job *j)
 {
-    uint64_t work = 0, full = 0, least = 0;
+    uint64_t work = j->windows_plan_bytes, full = 0, least = 0;
     for (int i = 0; i < j->n_outputs; i++) {
         work = j->outputs[i].plan.work_bytes > work ? j->outputs[i].plan.work_bytes : work;
         j->disk_plan_bytes += j->outputs[i].plan.bytes_out;
@@ -136,13 +136,20 @@ static int make_plan(job *j, qc_err *err)
         output *o = &j->outputs[i];
         o->emit = &r->emit[i];
         o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
+        o->events = &j->events;
+        for (int k = 0; k < i; k++)
+            if (j->outputs[k].quantize == o->quantize)
+                o->events = &j->repeated_events;
         qc_evaluation_init(&o->evaluation);
         qc_policy policy;
         qc_recipe_policy(o->quantize, &policy);
-        QC_TRY(qc_convert_plan_make(&j->model, &policy, &j->events, &o->plan, err));
+        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err));
     }
-    for (int i = 0; i < r->verify.n_gates; i++)
+    for (int i = 0; i < r->verify.n_gates; i++) {
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
+        if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
+            return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off", r->verify.gates[i].name);
+    }
     plan_resources(j);
     return check_resources(j, err);
 }
@@ -189,7 +196,7 @@ static int convert(job *j, output *o, qc_err *err)
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
     if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
         (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
-        rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, &j->events, err);
+        rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, o->events, err);
     qc_progress_end();
     j->times.convert += qc_now_seconds() - start;
     return rc;

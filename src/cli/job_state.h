@@ -13,6 +13,7 @@
 typedef struct output {
     const qc_recipe_emit *emit;
     const qc_recipe_quantize *quantize; /* the recipe's or the entry's own */
+    qc_event_list *events;              /* the job's, or where those of an earlier output repeat */
     qc_convert_plan plan;
     qc_account_list accounts;
     qc_qpk_writer *writer; /* NULL once published */
@@ -40,9 +41,11 @@ typedef struct job {
     bool model_open;
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
+    uint64_t windows_plan_bytes; /* memory that reading the text took, 0 without one */
     output *outputs;
     int n_outputs;
     qc_event_list events;
+    qc_event_list repeated_events; /* of outputs with the grids of an earlier one: each fallback counts once */
     char (*source_sha256)[65]; /* [src->n_files]; NULL before hashing */
     uint64_t peak_plan_bytes;  /* memory that the plan expects */
     uint64_t disk_plan_bytes;

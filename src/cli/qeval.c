@@ -10,9 +10,9 @@
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
+#include "qpk.h"
 #include "recipe.h"
 #include "report.h"
-#include "tokenizer.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -42,6 +42,8 @@ static void show_progress(void *ctx, double fraction)
 static int open_input(const char *path, input *ret, qc_err *err)
 {
     QC_TRY(qc_source_open(path, &ret->src, err));
+    if (qc_qpk_probe(path))
+        QC_TRY(qc_qpk_check(ret->src, err)); /* the figures of a damaged file look like figures */
     QC_TRY(qc_model_open(ret->src, &ret->model, err));
     ret->is_open = true;
     return QC_OK;
@@ -64,14 +66,11 @@ static qc_eval_options eval_options(const eval_job *j)
 
 /* ---- a text ---- */
 
-static int cut_text(const input *in, const char *text, int64_t length, int64_t n_windows, bool plain_special,
+static int cut_text(const eval_job *j, const input *in, const char *text, int64_t length, int64_t n_windows,
                     qc_windows *ret, qc_err *err)
 {
-    qc_tokenizer *tok;
-    QC_TRY(qc_tokenizer_from_source(in->src, &tok, err));
-    int rc = qc_windows_from_text(tok, text, length, n_windows, plain_special, ret, err);
-    qc_tokenizer_free(tok);
-    return rc;
+    return qc_windows_of_model(in->src, text, length, n_windows, j->recipe.verify.plain_special,
+                               eval_options(j).memory_bytes, ret, err);
 }
 
 /* Both models must see the same ids, else their figures are about different things. */
@@ -80,8 +79,7 @@ static int check_same_ids(const eval_job *j, const char *text, const qc_windows 
     qc_windows other = {0};
     if (!j->reference.is_open)
         return QC_OK;
-    int rc = cut_text(&j->reference, text, windows->length, windows->n_windows, windows->plain_special,
-                      &other, err);
+    int rc = cut_text(j, &j->reference, text, windows->length, windows->n_windows, &other, err);
     if (rc == QC_OK && strcmp(other.ids_sha256, windows->ids_sha256) != 0)
         rc = qc_fail(err, QC_E_INPUT, "%s and %s turn the text %s into different token ids", j->recipe.model,
                      j->reference.src->path, text);
@@ -144,8 +142,7 @@ static int evaluate_text(const eval_job *j, qc_err *err)
         QC_TRY(qc_demo_text(&text, err));
     else if (!(text = qc_strdup(j->recipe.verify.text)))
         return qc_fail_nomem(err, "text path", strlen(j->recipe.verify.text));
-    int rc = cut_text(&j->model, text, length, j->recipe.verify.windows, j->recipe.verify.plain_special,
-                      &windows, err);
+    int rc = cut_text(j, &j->model, text, length, j->recipe.verify.windows, &windows, err);
     if (rc == QC_OK)
         rc = check_same_ids(j, text, &windows, err);
     if (rc == QC_OK)

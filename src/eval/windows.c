@@ -49,6 +49,11 @@ static int cut(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
         return qc_fail_nomem(err, "windows", (unsigned long long)w->n_windows * 8);
     for (int64_t i = 0; i < w->n_windows; i++)
         w->lengths[i] = w->length;
+    size_t kept = (size_t)(w->n_windows * w->length) * sizeof *w->ids;
+    int32_t *ids = qc_realloc(w->ids, kept, kept);
+    if (!ids)
+        return qc_fail_nomem(err, "token ids", kept);
+    w->ids = ids;
     return hash_ids(w->ids, w->n_windows * w->length, w->ids_sha256, err);
 }
 
@@ -82,6 +87,36 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t leng
         *ret = w;
     else
         qc_windows_clear(&w);
+    return rc;
+}
+
+int qc_windows_plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err)
+{
+    char *json = NULL;
+    size_t json_bytes = 0;
+    qc_mapped text = {0};
+    QC_TRY(src->side_file(src, "tokenizer.json", &json, &json_bytes, err));
+    qc_free(json);
+    QC_TRY(qc_file_map(path, &text, err));
+    *ret = (uint64_t)json_bytes * 8 + (uint64_t)text.n_bytes * 9;
+    qc_file_unmap(&text);
+    return QC_OK;
+}
+
+int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows, bool plain_special,
+                        uint64_t memory_bytes, qc_windows *ret, qc_err *err)
+{
+    uint64_t needed = 0;
+    if (memory_bytes)
+        QC_TRY(qc_windows_plan_bytes(src, path, &needed, err));
+    if (needed > memory_bytes)
+        return qc_fail(err, QC_E_RESOURCE, "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
+                       src->path, (unsigned long long)(needed / 1000000 + 1), (unsigned long long)(memory_bytes / 1000000));
+    qc_tokenizer *tok;
+    QC_TRY(qc_tokenizer_from_source(src, &tok, err));
+    int rc = qc_windows_from_text(tok, path, length, n_windows, plain_special, ret, err);
+    qc_tokenizer_free(tok); /* its tables are large and not needed again */
+    qc_alloc_trim();
     return rc;
 }
 

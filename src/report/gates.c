@@ -54,6 +54,12 @@ int qc_gate_check(const char *name, double limit, qc_err *err)
     return QC_OK;
 }
 
+bool qc_gate_needs_evaluation(const char *name)
+{
+    size_t i = find(name);
+    return i < N_GATES && table[i].place == FROM_EVALUATION;
+}
+
 qc_gate qc_gate_judge(const char *name, double limit, const qc_measured *measured)
 {
     size_t i = find(name);

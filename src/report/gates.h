@@ -5,6 +5,8 @@
 #include "qc_err.h"
 #include "qc_result.h"
 
+#include <stdbool.h>
+
 /* What gates look at. evaluation may be NULL. */
 typedef struct qc_measured {
     const qc_evaluation *evaluation;
@@ -16,6 +18,9 @@ typedef struct qc_measured {
 
 /* QC_E_USAGE: no gate of this name (the known ones are listed), or a limit that is not finite. */
 int qc_gate_check(const char *name, double limit, qc_err *err) QC_WARN_UNUSED;
+
+/* Is the gate's value one of the evaluation? */
+bool qc_gate_needs_evaluation(const char *name);
 
 /* Compare. The name must have passed qc_gate_check; top1 is a least value, all others are largest values. */
 qc_gate qc_gate_judge(const char *name, double limit, const qc_measured *measured);
