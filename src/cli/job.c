@@ -293,8 +293,11 @@ static bool over_allowance(const job *j)
         for (int k = 0; k < j->recipe->n_allow; k++)
             if (strcmp(j->recipe->allow[k].name, e->kind) == 0)
                 allowed = j->recipe->allow[k].limit;
-        if (e->level == QC_EVENT_FALLBACK && (double)qc_event_count(&j->events, e->kind) > allowed)
+        if (e->level == QC_EVENT_FALLBACK && (double)qc_event_count(&j->events, e->kind) > allowed) {
+            qc_log(QC_LOG_WARN, "%lld fallbacks of the kind %s, allow permits %g: exit code 6",
+                   (long long)qc_event_count(&j->events, e->kind), e->kind, allowed);
             return true;
+        }
     }
     return false;
 }

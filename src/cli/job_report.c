@@ -114,7 +114,7 @@ static int print_summary(const job *j, const inputs *x, qc_err *err)
     if (rc == QC_OK && text.data)
         fputs(text.data, stdout);
     if (rc == QC_OK && !j->options->quiet && j->recipe->report.json)
-        printf("report      %s\n", j->recipe->report.json);
+        printf("report          %s\n", j->recipe->report.json);
     qc_buf_clear(&text);
     return rc;
 }

@@ -313,14 +313,25 @@ static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
     return QC_OK;
 }
 
+/* One line per kind of fallback: how often, and the first one. */
+static int fallbacks_text(const qc_event_list *events, qc_buf *ret, qc_err *err)
+{
+    for (int64_t i = 0; i < events->n_events; i++) {
+        const qc_event *e = &events->events[i];
+        bool first = e->level == QC_EVENT_FALLBACK;
+        for (int64_t k = 0; k < i && first; k++)
+            first = events->events[k].level != QC_EVENT_FALLBACK || strcmp(events->events[k].kind, e->kind) != 0;
+        if (first)
+            QC_TRY(qc_buf_printf(ret, err, "fallback        %s, %lld times, first %s: %s\n", e->kind,
+                                 (long long)qc_event_count(events, e->kind), e->subject, e->detail));
+    }
+    return QC_OK;
+}
+
 int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err)
 {
     for (int i = 0; i < in->n_outputs; i++)
         QC_TRY(output_text(&in->outputs[i], ret, err));
-    for (int64_t i = 0; i < in->events->n_events; i++) {
-        const qc_event *e = &in->events->events[i];
-        if (e->level == QC_EVENT_FALLBACK)
-            QC_TRY(qc_buf_printf(ret, err, "fallback: %s %s: %s (%lld)\n", e->kind, e->subject, e->detail, (long long)e->count));
-    }
-    return qc_buf_printf(ret, err, "peak memory %.0f MB\n", (double)in->peak_rss_bytes / 1e6);
+    QC_TRY(fallbacks_text(in->events, ret, err));
+    return qc_buf_printf(ret, err, "peak memory     %.0f MB\n", (double)in->peak_rss_bytes / 1e6);
 }
