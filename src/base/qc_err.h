@@ -19,7 +19,7 @@ enum {
     QC_E_INPUT = -3,       /* a file or value from outside is broken */
     QC_E_UNSUPPORTED = -4, /* well formed, but this program does not do it */
     QC_E_RESOURCE = -5,    /* out of memory or disk, over a cap, I/O error while writing */
-    QC_E_INTERRUPTED = -6  /* the user asked to stop (first SIGINT or SIGTERM) */
+    QC_E_INTERRUPTED = -6  /* the user asked to stop (first SIGINT, SIGTERM or SIGHUP) */
 };
 
 #define QC_ERR_MSG_BYTES 1024

@@ -468,6 +468,9 @@ void qc_signals_install(void)
     sigemptyset(&sa.sa_mask);
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
+    struct sigaction before;
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) /* nohup asked to go on */
+        sigaction(SIGHUP, &sa, NULL);
     sa.sa_handler = on_bus_error;
     sigaction(SIGBUS, &sa, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe or a file over the limit is a write error with a message, */

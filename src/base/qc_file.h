@@ -97,9 +97,9 @@ int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err) QC_WARN_UNUSED
 
 /* ---- interrupts ---- */
 
-/* Install handlers: the first SIGINT / SIGTERM sets a flag, the second removes temporary files and ends the
- * process with 128 + n; a mapped input that shrinks (SIGBUS) ends it with one line and 3; closed pipes and file size
- * limits become write errors. Called once by each program. */
+/* Install handlers: the first SIGINT, SIGTERM or SIGHUP (that one not where it is ignored, as under nohup) sets a flag,
+ * the second removes temporary files and ends the process with 128 + n; a mapped input that shrinks (SIGBUS) ends it with
+ * one line and 3; closed pipes and file size limits become write errors. Called once by each program. */
 void qc_signals_install(void);
 
 /* Number of the signal that asked to stop, 0 if none: long loops poll it and return QC_E_INTERRUPTED through

@@ -208,6 +208,7 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
     qc_source *src = NULL;
     qc_model model;
     QC_TRY(qc_qpk_open(path, &src, err));
+    src->path = o->emit->path; /* messages name the artifact, not its temporary file */
     int rc = qc_qpk_check(src, err);
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* What `qconvert --demo` makes: the grids that a user meets first. */
 static const struct {
@@ -53,7 +54,8 @@ static int demo_step(qc_recipe *recipe, const qc_job_options *options, size_t i,
 /* All demo steps; the worst exit code counts. */
 static int run_demo(qc_recipe *recipe, qc_job_options options, qc_err *err)
 {
-    if (mkdir(DEMO_FOLDER, 0777) != 0 && !qc_path_is_dir(DEMO_FOLDER))
+    bool made = mkdir(DEMO_FOLDER, 0777) == 0;
+    if (!made && !qc_path_is_dir(DEMO_FOLDER))
         return qc_fail(err, QC_E_RESOURCE, DEMO_FOLDER ": can not make the folder for the demo's files");
     if (!(recipe->emit = qc_calloc(1, sizeof *recipe->emit)))
         return qc_fail_nomem(err, "emit", sizeof *recipe->emit);
@@ -62,11 +64,12 @@ static int run_demo(qc_recipe *recipe, qc_job_options options, qc_err *err)
     recipe->verify.length = recipe->verify.length ? recipe->verify.length : 512;
     options.force = true; /* its folder is its own */
     int worst = 0;
-    for (size_t i = 0; i < sizeof demo_steps / sizeof demo_steps[0]; i++) {
+    for (size_t i = 0; i < sizeof demo_steps / sizeof demo_steps[0] && worst >= 0; i++) {
         int rc = demo_step(recipe, &options, i, err);
-        QC_TRY(rc);
-        worst = rc > worst ? rc : worst;
+        worst = rc < 0 || rc > worst ? rc : worst;
     }
+    if (made && options.dry_run)
+        rmdir(DEMO_FOLDER); /* a plan leaves nothing behind */
     return worst;
 }
 

@@ -152,6 +152,9 @@ def case_dry_run():
         for name in files():
             os.remove(name)
 
+    succeeds("--demo", "--dry-run")
+    same(files(), [], "files after a dry run of the demo")
+
 
 # ---- mistakes ----
 

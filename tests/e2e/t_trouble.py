@@ -96,7 +96,7 @@ def start(*args):
 def case_signals():  # O-3
     succeeds(DEMO, "-o", "a.qpk", "--no-verify")
     before = sha256("a.qpk")
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
         p = start(DEMO, "-o", "a.qpk", "-b", "8", "--force", "--windows", "all", "--length", "512")
         time.sleep(0.7)
         p.send_signal(number)
