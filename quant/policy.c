@@ -52,13 +52,13 @@ static int64_t smaller_group(int64_t n_cols, int64_t group)
 static int refuse_group(const char *name, int64_t n_cols, int64_t group, qc_err *err)
 {
     int64_t fits = smaller_group(n_cols, group);
-    char hint[64] = "";
+    char hint[32] = "";
     if (fits)
-        snprintf(hint, sizeof hint, "a group of %lld, ", (long long)fits);
+        snprintf(hint, sizeof hint, "%lld or ", (long long)fits);
     return qc_fail(err, QC_E_UNSUPPORTED,
-                   "tensor '%s': group %lld does not divide its %lld inputs; expected %sone scale per channel, another "
-                   "group fallback, or an override for this tensor",
-                   name, (long long)group, (long long)n_cols, hint);
+                   "tensor '%s': group %lld does not divide its %lld inputs; expected a group that does, as %schannel "
+                   "(--group for linear layers), or a rule for such tensors, as --group-fallback %s",
+                   name, (long long)group, (long long)n_cols, hint, fits ? "smaller" : "channel");
 }
 
 /* Make the group of *spec fit n_cols by the policy's rule. */

@@ -57,13 +57,16 @@ static int describe_supported(const qc_key *key, qc_buf *ret, qc_err *err)
 static int describe(const qc_opt *opt, qc_buf *ret, qc_err *err)
 {
     const qc_key *key = opt->key && *opt->key ? qc_schema_find(opt->key) : NULL;
-    const char *unit = qc_opt_unit(opt);
+    const char *unit = qc_opt_unit(opt), *word;
+    size_t n_word;
     QC_TRY(qc_buf_printf(ret, err, "%s", qc_opt_text(opt)));
     if (key && !opt->value &&
         (key->type == QC_KEY_ENUM || key->type == QC_KEY_INT || key->type == QC_KEY_FLOAT)) {
         QC_TRY(qc_buf_printf(ret, err, "; "));
         QC_TRY(qc_key_describe(key, ret, err));
     }
+    for (int i = 0; key && key->type == QC_KEY_LIMITS && (word = qc_word_at(key->words, i, &n_word)); i++)
+        QC_TRY(qc_buf_printf(ret, err, "%s%.*s", i ? ", " : "; NAME is one of ", (int)n_word, word));
     if (opt->later || (key && key->now && !*key->now))
         QC_TRY(qc_buf_printf(ret, err, " (not supported yet)"));
     else if (key && key->now)

@@ -295,8 +295,8 @@ static bool over_allowance(const job *j)
             if (strcmp(j->recipe->allow[k].name, e->kind) == 0)
                 allowed = j->recipe->allow[k].limit;
         if (e->level == QC_EVENT_FALLBACK && (double)qc_event_count(&j->events, e->kind) > allowed) {
-            qc_log(QC_LOG_WARN, "%lld fallbacks of the kind %s, allow permits %g: exit code 6",
-                   (long long)qc_event_count(&j->events, e->kind), e->kind, allowed);
+            qc_log(QC_LOG_WARN, "%lld fallbacks of the kind %s, allow.%s permits %g: exit code 6 (--set allow.%s=N permits N)",
+                   (long long)qc_event_count(&j->events, e->kind), e->kind, e->kind, allowed, e->kind);
             return true;
         }
     }

@@ -40,7 +40,7 @@ static int check_target(const job *j, const target *t, qc_err *err)
     if (rc == QC_OK)
         rc = qc_outfile_check(t->path, t->force, err);
     if (rc == QC_OK && !qc_path_is_dir(folder))
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist", t->path);
+        rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist, make it first", t->path);
     if (rc == QC_OK && access(folder, W_OK) != 0)
         rc = qc_fail(err, QC_E_RESOURCE, "%s: can not write to the folder: %s", t->path, strerror(errno));
     qc_free(folder);

@@ -69,8 +69,8 @@ int qc_job_print_plan(const job *j, qc_err *err)
                (long long)t.n_left_out);
         printf("         write %s (qpk, %.1f MB)\n", o->emit->path, mb(o->plan.bytes_out));
         if (j->text)
-            printf("         read it back and score %lld windows of %lld tokens of %s beside the model\n",
-                   (long long)j->windows.n_windows, (long long)j->windows.length, j->text);
+            printf("         read it back and score %lld window%s of %lld tokens of %s beside the model\n",
+                   (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s", (long long)j->windows.length, j->text);
         else
             printf("         read it back and compare its sums\n");
     }

@@ -224,6 +224,26 @@ static int parse_short(qc_args *args, int argc, char **argv, int *i, qc_err *err
     return QC_OK;
 }
 
+static const char *command_at(const void *program, int i)
+{
+    return ((const qc_program *)program)->commands[i].text;
+}
+
+/* One operand too many: perhaps the first was meant to be a command. */
+static int surplus_operand(const qc_args *args, const char *text, qc_err *err)
+{
+    const qc_program *program = args->program;
+    int n_commands = 0;
+    while (program->commands && program->commands[n_commands].text)
+        n_commands++;
+    const char *near = args->command || !args->n_operands
+                           ? NULL
+                           : qc_nearest(args->operands[0], command_at, program, n_commands);
+    if (near)
+        return qc_args_fail(program, err, "unknown command '%.80s' (did you mean '%s'?)", args->operands[0], near);
+    return qc_args_fail(program, err, "unexpected argument '%.80s'", text);
+}
+
 static int parse_operand(qc_args *args, const char *text, qc_err *err)
 {
     const qc_program *program = args->program;
@@ -234,7 +254,7 @@ static int parse_operand(qc_args *args, const char *text, qc_err *err)
                 return QC_OK;
             }
     if (args->n_operands == program->max_operands)
-        return qc_args_fail(program, err, "unexpected argument '%.80s'", text);
+        return surplus_operand(args, text, err);
     args->operands[args->n_operands++] = text;
     return QC_OK;
 }

@@ -83,6 +83,9 @@ static int run(const qc_args *args, qc_recipe *recipe, qc_err *err)
         .quiet = qc_args_has(args, "quiet"),
     };
     bool demo = qc_args_has(args, "demo");
+    if (demo && args->n_operands)
+        return qc_args_fail(&qc_program_qconvert, err, "--demo brings its own model, '%.80s' is one too many",
+                            args->operands[0]);
     if (demo && !recipe->model)
         QC_TRY(qc_demo_model(&recipe->model, err));
     if (demo && recipe->n_emit == 0)

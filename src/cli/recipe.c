@@ -315,7 +315,9 @@ static int apply_assignment(qc_node *root, const char *prefix, const char *text,
 static int parse_element(const qc_key *key, const char *text, qc_origin at, qc_node **ret, qc_err *err)
 {
     const char *colon = strrchr(text, ':');
-    size_t n = colon ? (size_t)(colon - text) : strlen(text);
+    if (!colon || !colon[1])
+        return qc_node_fail(at, err, "'%.80s' is not GLOB:name=value,...", text);
+    size_t n = (size_t)(colon - text);
     qc_node *map = qc_node_new(QC_NODE_MAP, at), *first = qc_node_scalar(text, n, at);
     if (!map || !first) {
         qc_node_free(map);
@@ -323,7 +325,7 @@ static int parse_element(const qc_key *key, const char *text, qc_origin at, qc_n
         return qc_fail_nomem(err, "recipe", n);
     }
     int rc = qc_node_add(map, key->sub->name, strlen(key->sub->name), first, err);
-    for (const char *p = colon ? colon + 1 : ""; rc == QC_OK && *p;) {
+    for (const char *p = colon + 1; rc == QC_OK && *p;) {
         size_t n_pair = strcspn(p, ",");
         const char *eq = memchr(p, '=', n_pair);
         if (!eq) {

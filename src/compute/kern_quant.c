@@ -168,7 +168,7 @@ static void search_fine(const row_ctx *row, const group_ctx *g, float step, grid
     take_best(row, g, &t, best);
 }
 
-/* The least-squares scale for the codes of the best grid (methods.md 5.8 with a diagonal), while it helps. */
+/* The least-squares scale for the codes of the best grid (docs/methods/rtn.md), while it helps. */
 static void search_refit(const row_ctx *row, const group_ctx *g, grid_choice *best)
 {
     for (int i = 0; i < N_REFIT; i++) {

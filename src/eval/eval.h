@@ -40,7 +40,7 @@ typedef struct qc_token_score {
 int qc_eval_tokens(qc_backend *be, const qc_model *a, const qc_model *b, const qc_sequences *seqs,
                    const qc_eval_options *options, qc_token_score *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* Text cut to windows by the "gptq" protocol (methods.md 15): one tokenizer call for the whole text without special
+/* Text cut to windows by the "gptq" protocol (docs/report.md): one tokenizer call for the whole text without special
  * tokens, the BOS id once in front if the tokenizer adds one, non-overlapping windows from the start, remainder
  * dropped. Owned: clear with qc_windows_clear. */
 typedef struct qc_windows {
@@ -72,7 +72,7 @@ void qc_windows_clear(qc_windows *windows);
 int qc_windows_plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err) QC_WARN_UNUSED;
 
 /* Perplexity of `model`, and against `reference` (NULL: alone) KL divergence, top-1 agreement and delta NLL with the
- * larger of the token-wise and the window-clustered standard error (methods.md 16.1). */
+ * larger of the token-wise and the window-clustered standard error (docs/report.md). */
 int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model, const qc_windows *windows,
                 const qc_eval_options *options, qc_evaluation *ret, qc_err *err) QC_WARN_UNUSED;
 

@@ -287,8 +287,8 @@ cJSON *qc_report_evaluation(const qc_evaluation *e)
 
 int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
 {
-    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld windows of %lld tokens (%lld positions) of %s%s\n",
-                         (long long)e->windows, (long long)e->length, (long long)e->tokens_scored,
+    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld window%s of %lld tokens (%lld positions) of %s%s\n",
+                         (long long)e->windows, e->windows == 1 ? "" : "s", (long long)e->length, (long long)e->tokens_scored,
                          e->text ? e->text : "?", e->bos ? ", BOS in front" : ""));
     if (isnan(e->ppl_reference))
         return qc_buf_printf(ret, err, "  perplexity    %.4f\n", e->ppl);
@@ -296,6 +296,15 @@ int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
     QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));
     return qc_buf_printf(ret, err, "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n", e->kld_mean,
                          e->kld_p99, e->kld_max, 100 * e->top1);
+}
+
+/* Bytes are whole numbers, written in full. */
+static int gate_text(const qc_gate *gate, qc_buf *ret, qc_err *err)
+{
+    size_t n = strlen(gate->name), n_suffix = strlen("_bytes");
+    int digits = n > n_suffix && strcmp(gate->name + n - n_suffix, "_bytes") == 0 ? 15 : 6;
+    return qc_buf_printf(ret, err, "  gate          %s %.*g, limit %.*g: %s\n", gate->name, digits, gate->value, digits,
+                         gate->limit, gate->pass ? "passed" : "FAILED");
 }
 
 static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
@@ -308,8 +317,7 @@ static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
     if (o->evaluation)
         QC_TRY(qc_report_evaluation_text(o->evaluation, ret, err));
     for (int i = 0; i < o->n_gates; i++)
-        QC_TRY(qc_buf_printf(ret, err, "  gate          %s %.6g, limit %.6g: %s\n", o->gates[i].name, o->gates[i].value,
-                             o->gates[i].limit, o->gates[i].pass ? "passed" : "FAILED"));
+        QC_TRY(gate_text(&o->gates[i], ret, err));
     return QC_OK;
 }
 

@@ -4,7 +4,7 @@
 
 #include "qc_tensor.h"
 
-/* Conventions of the symmetric grid (methods.md 1.1); codes are unsigned with zero 2^(bits - 1) in all three. */
+/* Conventions of the symmetric grid (docs/methods/rtn.md); codes are unsigned with zero 2^(bits - 1) in all three. */
 typedef enum {
     QC_SYM_FULL_RANGE = 0, /* s = m / -2^(b-1), m the signed value of largest magnitude; s may be negative */
     QC_SYM_HALF_STEP = 1,  /* s = max|w| / ((2^b - 1) / 2) */

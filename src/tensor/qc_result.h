@@ -122,7 +122,7 @@ typedef struct qc_evaluation {
     double ppl, ppl_reference;
     double ppl_ratio;    /* ppl / ppl_reference */
     double delta_nll;    /* mean of nll - nll_reference = ln ppl_ratio */
-    double delta_nll_se; /* the larger of the plain and the window-clustered standard error (methods.md 16.1) */
+    double delta_nll_se; /* the larger of the plain and the window-clustered standard error */
     double kld_mean, kld_p99, kld_max;
     double top1;
     double seconds;      /* wall time of the walk; reported under timings, never inside evaluation */

@@ -1,5 +1,5 @@
 /* Windows of a text and the statistics over them: perplexity of the demo model window by window against golden.json
- * (transformers), the formulas of methods.md 16 against sums written out here, refusals of bad texts. */
+ * (transformers), the formulas of docs/report.md against sums written out here, refusals of bad texts. */
 #include "eval.h"
 #include "open.h"
 #include "qc_alloc.h"

@@ -97,6 +97,11 @@ START_TEST(group_that_does_not_divide)
         snprintf(want, sizeof want, "group %d does not divide its %d inputs", (int)cases[i].group, (int)cases[i].n_cols);
         ck_assert_ptr_nonnull(strstr(d.err.msg, want));
         ck_assert_ptr_nonnull(strstr(d.err.msg, "'model.layers.3.mlp.up_proj.weight'"));
+        /* what is advised are the answers that work, see below */
+        if (cases[i].smaller)
+            snprintf(want, sizeof want, "as %d or channel", (int)cases[i].smaller);
+        ck_assert_ptr_nonnull(strstr(d.err.msg, cases[i].smaller ? want : "as channel"));
+        ck_assert_ptr_nonnull(strstr(d.err.msg, cases[i].smaller ? "--group-fallback smaller" : "--group-fallback channel"));
 
         p.group_fallback = QC_GROUP_CHANNEL;
         d = decide(&p, "a", QC_TARGET_LINEAR, cases[i].n_cols);
