@@ -153,6 +153,12 @@ const char *qc_path_base(const char *path)
     return slash ? slash + 1 : path;
 }
 
+bool qc_path_same_disk(const char *a, const char *b)
+{
+    struct stat sa, sb;
+    return stat(a, &sa) == 0 && stat(b, &sb) == 0 && sa.st_dev == sb.st_dev;
+}
+
 uint64_t qc_disk_free_bytes(const char *path)
 {
     struct statvfs v;
@@ -409,12 +415,16 @@ int qc_file_write(const char *path, bool force, const void *data, size_t n_bytes
     return qc_outfile_commit(out, NULL, err);
 }
 
-int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err)
+const char *qc_scratch_folder(const char *folder)
 {
     if (!folder)
         folder = getenv("TMPDIR");
-    if (!folder || !*folder)
-        folder = "/tmp";
+    return folder && *folder ? folder : "/tmp";
+}
+
+int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err)
+{
+    folder = qc_scratch_folder(folder);
     int fd = open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
     if (fd < 0) { /* a file system without unnamed files */
         char *name = qc_asprintf("%s/qconvert-scratch-XXXXXX", folder);

@@ -55,6 +55,9 @@ const char *qc_path_base(const char *path);
 /* Bytes free for an ordinary user on the file system of `path` (which must exist); UINT64_MAX if unknown. */
 uint64_t qc_disk_free_bytes(const char *path);
 
+/* Are both paths, which must exist, on one file system? */
+bool qc_path_same_disk(const char *a, const char *b);
+
 /* ---- writing ---- */
 
 typedef struct qc_outfile qc_outfile;
@@ -91,7 +94,10 @@ void qc_outfile_discard(qc_outfile *out);
 /* Write a small file whole (open, write, commit). */
 int qc_file_write(const char *path, bool force, const void *data, size_t n_bytes, qc_err *err) QC_WARN_UNUSED;
 
-/* Unnamed scratch file in `folder` (NULL: $TMPDIR, then /tmp): gone when closed, whatever happens. *ret_fd is
+/* Where scratch files go: `folder`, where that is NULL $TMPDIR, then /tmp. Not owned. */
+const char *qc_scratch_folder(const char *folder);
+
+/* Unnamed scratch file in qc_scratch_folder(folder): gone when closed, whatever happens. *ret_fd is
  * the caller's. */
 int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err) QC_WARN_UNUSED;
 

@@ -101,7 +101,8 @@ static void plan_resources(job *j)
         const qc_model_config *c = &j->model.config;
         qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
         if (j->recipe->run.memory_bytes && full + QC_PROGRAM_BYTES > j->recipe->run.memory_bytes) {
-            j->disk_plan_bytes += full - least;
+            j->scratch_plan_bytes = full - least;
+            j->disk_plan_bytes += j->scratch_plan_bytes;
             full = least;
         }
     }
@@ -114,14 +115,7 @@ static int check_resources(const job *j, qc_err *err)
     if (cap && j->peak_plan_bytes > cap)
         return qc_fail(err, QC_E_RESOURCE, "the plan needs %llu MB of memory, run.memory is %llu MB",
                        (unsigned long long)(j->peak_plan_bytes / 1000000 + 1), (unsigned long long)(cap / 1000000));
-    char *folder = qc_path_dir(j->outputs[0].emit->path);
-    uint64_t there = folder ? qc_disk_free_bytes(folder) : UINT64_MAX;
-    int rc = QC_OK;
-    if (j->disk_plan_bytes > there)
-        rc = qc_fail(err, QC_E_RESOURCE, "%s: %llu MB are needed on disk, %llu MB are free", folder,
-                     (unsigned long long)(j->disk_plan_bytes / 1000000 + 1), (unsigned long long)(there / 1000000));
-    qc_free(folder);
-    return rc;
+    return qc_job_check_disk(j, err);
 }
 
 static int make_plan(job *j, qc_err *err)

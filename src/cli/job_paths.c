@@ -92,3 +92,46 @@ int qc_job_check_paths(const job *j, qc_err *err)
     qc_free(targets);
     return rc;
 }
+
+/* Planned bytes in a folder. */
+typedef struct demand {
+    char *folder; /* owned */
+    uint64_t n_bytes;
+} demand;
+
+static int check_room(const demand *demands, int n, qc_err *err)
+{
+    for (int i = 0; i < n; i++) {
+        uint64_t needed = 0, there = qc_disk_free_bytes(demands[i].folder);
+        for (int k = 0; k < n; k++)
+            if (k == i || qc_path_same_disk(demands[k].folder, demands[i].folder))
+                needed += demands[k].n_bytes;
+        if (needed > there)
+            return qc_fail(err, QC_E_RESOURCE, "%s: %llu MB are needed on disk, %llu MB are free", demands[i].folder,
+                           (unsigned long long)(needed / 1000000 + 1), (unsigned long long)(there / 1000000));
+    }
+    return QC_OK;
+}
+
+int qc_job_check_disk(const job *j, qc_err *err)
+{
+    const char *scratch = qc_scratch_folder(j->recipe->run.scratch);
+    if (j->scratch_plan_bytes && !qc_path_is_dir(scratch))
+        return qc_fail(err, QC_E_RESOURCE, "%s: the folder for scratch files does not exist", scratch);
+    demand *demands = qc_calloc((size_t)j->n_outputs + 1, sizeof *demands);
+    bool complete = demands != NULL;
+    int n = 0;
+    for (; complete && n < j->n_outputs; n++) {
+        demands[n] = (demand){qc_path_dir(j->outputs[n].emit->path), j->outputs[n].plan.bytes_out};
+        complete = demands[n].folder != NULL;
+    }
+    if (complete && j->scratch_plan_bytes) {
+        demands[n] = (demand){qc_strdup(scratch), j->scratch_plan_bytes};
+        complete = demands[n++].folder != NULL;
+    }
+    int rc = complete ? check_room(demands, n, err) : qc_fail_nomem(err, "folders", (size_t)n * sizeof *demands);
+    for (int i = 0; i < n; i++)
+        qc_free(demands[i].folder);
+    qc_free(demands);
+    return rc;
+}

@@ -48,7 +48,8 @@ typedef struct job {
     qc_event_list repeated_events; /* of outputs with the grids of an earlier one: each fallback counts once */
     char (*source_sha256)[65]; /* [src->n_files]; NULL before hashing */
     uint64_t peak_plan_bytes;  /* memory that the plan expects */
-    uint64_t disk_plan_bytes;
+    uint64_t disk_plan_bytes;  /* of artifacts and scratch file together */
+    uint64_t scratch_plan_bytes;
     double start; /* monotonic seconds */
     job_times times;
 } job;

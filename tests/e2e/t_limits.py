@@ -87,14 +87,20 @@ def case_no_room():
 
 
 def case_no_room_on_the_disk():
-    """A file system that is too small is noticed before the work, or ends in one line."""
+    """What does not fit is refused before the work, counted on the file system that it goes to."""
     os.mkdir("disk")
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", "disk"], capture_output=True).returncode != 0:
+    model = models.make("m", DEMO, 1, hidden=256, ffn=512)
+    flags = ("--windows", 24, "--length", 1024, "--memory", "100MB")  # spills some 50 MB
+    fails(5, ["/no/such"], model, "-o", "a.qpk", *flags, "--set", "run.scratch=/no/such")
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", "disk"], capture_output=True).returncode != 0:
         print("     (no file system could be mounted)")
         return
     try:
-        fails(5, ["disk"], TINY, "-o", "disk/a.qpk", "-g", 16, "--no-verify")
+        fails(5, ["disk", "free"], model, "-o", "a.qpk", *flags, "--set", "run.scratch=disk")
+        fails(5, ["disk", "free"], model, "-o", "a.qpk", "--no-verify", "--skip", "*", "--set", "emit.1.path=b.qpk", *(
+            x for i in range(2, 9) for x in ("--set", f"emit.{i}.path=disk/{i}.qpk")))
         same(os.listdir("disk"), [], "files")
+        succeeds(model, "-o", "disk/a.qpk", *flags)
     finally:
         subprocess.run(["umount", "disk"], check=True)
 

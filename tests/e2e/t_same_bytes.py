@@ -16,6 +16,13 @@ def case_threads():
             same(convert("a.qpk", "-t", threads, "-f", *flags), first, f"bytes with {threads} threads, {flags}")
 
 
+def case_kernels():
+    for flags in (["-b", "4", "--asymmetric"], ["-b", "8"], ["-b", "3", "--search", "minmax"]):
+        first = convert("a.qpk", "-f", *flags)
+        for mask in ("all", "avx512", "avx512vnni,amx"):
+            same(convert("a.qpk", "-f", "--cpu-mask", mask, *flags), first, f"bytes without {mask}, {flags}")
+
+
 def case_surroundings():
     first = convert("a.qpk")
     same(convert("b.qpk"), first, "second run")
