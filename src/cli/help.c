@@ -8,16 +8,27 @@
 #define WIDTH       80
 #define HELP_COLUMN 28
 
-static const qc_opt_note exit_codes[] = {
-    {"0", "done, all gates passed"},
-    {"1", "done, but a gate failed or compared things differ"},
-    {"2", "usage error, or an output exists already"},
-    {"3", "bad input: a file or value is broken"},
-    {"4", "not supported: model family, field, device, format, or a known key not built yet"},
-    {"5", "out of memory or disk, over a cap, or an output could not be written"},
-    {"6", "done, gates passed, but more fallbacks than the recipe allows"},
-    {"128+n", "ended by signal n"},
-    {0}};
+/* Exit codes in order; only qconvert, which takes recipes, has gates and fallbacks. */
+static const struct {
+    qc_opt_note note;
+    enum { EVERY, JOBS, NO_JOBS } of;
+} exit_codes[] = {
+    {{"0", "done, all gates passed"}, JOBS},
+    {{"0", "done"}, NO_JOBS},
+    {{"1", "done, but a gate failed"}, JOBS},
+    {{"2", "usage error, or an output exists already"}, EVERY},
+    {{"3", "bad input: a file or value is broken"}, EVERY},
+    {{"4", "not supported: model family, field, device, format, or a known key not built yet"}, EVERY},
+    {{"5", "out of memory or disk, over a cap, or an output could not be written"}, EVERY},
+    {{"6", "done, gates passed, but more fallbacks than the recipe's allow permits (none if it says nothing)"}, JOBS},
+    {{"128+n", "ended by signal n"}, EVERY}};
+#define N_EXIT_CODES (sizeof exit_codes / sizeof exit_codes[0])
+
+/* Row i if it is the program's, else NULL. */
+static const qc_opt_note *exit_code(const qc_program *program, size_t i)
+{
+    return exit_codes[i].of == (program->takes_recipe ? NO_JOBS : JOBS) ? NULL : &exit_codes[i].note;
+}
 
 /* Words of `text` filled to the right margin, lines after the first indented; *column is where the cursor
  * stands. */
@@ -136,8 +147,9 @@ int qc_opt_help(const qc_program *program, qc_buf *ret, qc_err *err)
         QC_TRY(qc_buf_printf(ret, err, "\n"));
     }
     QC_TRY(qc_buf_printf(ret, err, "\nExit codes:\n"));
-    for (const qc_opt_note *c = exit_codes; c->text; c++)
-        QC_TRY(help_pair(ret, c->text, c->help, err));
+    for (size_t i = 0; i < N_EXIT_CODES; i++)
+        if (exit_code(program, i))
+            QC_TRY(help_pair(ret, exit_code(program, i)->text, exit_code(program, i)->help, err));
     return QC_OK;
 }
 
@@ -220,7 +232,8 @@ int qc_opt_man(const qc_program *program, const char *version, qc_buf *ret, qc_e
     for (const qc_opt_note *e = program->examples; e->text; e++)
         QC_TRY(man_pair(ret, e->text, NULL, e->help, err));
     QC_TRY(qc_buf_printf(ret, err, ".SH EXIT STATUS\n"));
-    for (const qc_opt_note *c = exit_codes; c->text; c++)
-        QC_TRY(man_pair(ret, c->text, NULL, c->help, err));
+    for (size_t i = 0; i < N_EXIT_CODES; i++)
+        if (exit_code(program, i))
+            QC_TRY(man_pair(ret, exit_code(program, i)->text, NULL, exit_code(program, i)->help, err));
     return QC_OK;
 }

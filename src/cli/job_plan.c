@@ -67,7 +67,7 @@ int qc_job_print_plan(const job *j, qc_err *err)
         printf("step %d   quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out %lld\n", i + 1,
                (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied, (long long)t.n_kept16,
                (long long)t.n_left_out);
-        printf("         write %s (qpk, %.1f MB)\n", o->emit->path, mb(o->plan.bytes_out));
+        printf("         write %s (qpk, %.1f MB of tensors)\n", o->emit->path, mb(o->plan.bytes_out));
         if (j->text)
             printf("         read it back and score %lld window%s of %lld tokens of %s beside the model\n",
                    (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s", (long long)j->windows.length, j->text);
@@ -75,6 +75,6 @@ int qc_job_print_plan(const job *j, qc_err *err)
             printf("         read it back and compare its sums\n");
     }
     printf("memory   about %.0f MB at the peak\n", mb(j->peak_plan_bytes));
-    printf("disk     %.1f MB\n", mb(j->disk_plan_bytes));
+    printf("disk     %.1f MB, without tokenizer and config\n", mb(j->disk_plan_bytes));
     return QC_OK;
 }

@@ -134,6 +134,8 @@ int qc_job_write_reports(const job *j, qc_err *err)
         if (rc == QC_OK)
             rc = write_document(j, r->manifest, print_and_delete(qc_manifest_document(&x.in, false)), err);
         free_inputs(&x);
+        if (rc == QC_OK && !j->options->quiet && !j->options->json)
+            printf("manifest        %s\n", r->manifest);
     }
     return rc;
 }
