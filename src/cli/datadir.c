@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 /* Candidates in this order: <exe>/../share/qconvert (any prefix, DESTDIR included), the source tree of an uninstalled
- * build (build/src/cli), the configured data folder. */
-static int find(const char *installed, const char *in_tree, char **ret, qc_err *err)
+ * build (build/src/cli), the configured data folder. `instead` ends the message: the way out, or "". */
+static int find(const char *installed, const char *in_tree, const char *instead, char **ret, qc_err *err)
 {
     char exe[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
@@ -29,7 +29,8 @@ static int find(const char *installed, const char *in_tree, char **ret, qc_err *
     }
     qc_free(folder);
     if (!found)
-        return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed", QC_DATADIR, installed);
+        return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed%s", QC_DATADIR,
+                       installed, instead);
     char whole[PATH_MAX]; /* without the dots, for people to read */
     *ret = qc_strdup(realpath(found, whole) ? whole : found);
     qc_free(found);
@@ -38,10 +39,10 @@ static int find(const char *installed, const char *in_tree, char **ret, qc_err *
 
 int qc_demo_model(char **ret, qc_err *err)
 {
-    return find("demo/model", "models/demo-qwen3", ret, err);
+    return find("demo/model", "models/demo-qwen3", "", ret, err);
 }
 
 int qc_demo_text(char **ret, qc_err *err)
 {
-    return find("demo/heldout.txt", "text/austen-heldout.txt", ret, err);
+    return find("demo/heldout.txt", "text/austen-heldout.txt", "; name a text of your own with --text", ret, err);
 }

@@ -51,6 +51,8 @@ int qc_gate_check(const char *name, double limit, qc_err *err)
     }
     if (!isfinite(limit))
         return qc_fail(err, QC_E_USAGE, "gate %s: the limit is not a finite number", name);
+    if (strcmp(name, "top1") == 0 && (limit < 0 || limit > 1))
+        return qc_fail(err, QC_E_USAGE, "gate top1: the limit %g is no fraction from 0 to 1 (0.9 is 90 %%)", limit);
     return QC_OK;
 }
 

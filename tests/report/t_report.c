@@ -157,6 +157,9 @@ START_TEST(what_was_not_measured_never_passes)
     ck_assert(strstr(err.msg, "kld_meen") && strstr(err.msg, "kld_mean, kld_p99"));
     ck_assert_int_eq(qc_gate_check("ppl", NAN, &err), QC_E_USAGE);
     ck_assert_int_eq(qc_gate_check("ppl", INFINITY, &err), QC_E_USAGE);
+    ck_assert_int_eq(qc_gate_check("top1", 93, &err), QC_E_USAGE);
+    ck_assert_ptr_nonnull(strstr(err.msg, "93 is no fraction"));
+    ck_assert_int_eq(qc_gate_check("top1", 1, &err), QC_OK);
 }
 END_TEST
 
