@@ -105,7 +105,7 @@ def case_gates_of_what_is_not_measured():
 
 
 def case_one_of_two_outputs_is_enough_to_fail():
-    r = run(recipe(emit=[{"path": "a.qpk"}, {"path": "b.qpk"}]), "--gate", "top1=1.5")
+    r = run(recipe(emit=[{"path": "a.qpk"}, {"path": "b.qpk"}]), "--gate", "ppl_ratio=0.01")
     same(r.returncode, 1, "exit code")
     same(files(), ["a.qpk.rejected", "b.qpk.rejected", "r.json"], "files")
 
