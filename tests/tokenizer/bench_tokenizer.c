@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     qsort(s, N_RUNS, sizeof *s, compare_double);
     printf("%-24s %9zu bytes %8lld ids %8.1f ms\n", "load", n_json, (long long)qc_tokenizer_vocab_size(tok), s[N_RUNS / 2] * 1e3);
     snprintf(dir, sizeof dir, "%s/text", data ? data : ".");
-    char *text = argc > 2 ? tok_file(".", argv[2], &n_bytes) : data ? tok_file(dir, "wikitext-2-raw.test.txt", &n_bytes) : NULL;
+    char *text = argc > 2 ? tok_file(argv[2][0] == '/' ? "" : ".", argv[2], &n_bytes) : data ? tok_file(dir, "wikitext-2-raw.test.txt", &n_bytes) : NULL;
     if (!text)
         text = tok_file(test_data("text"), "austen-heldout.txt", &n_bytes);
     if (text)
