@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A block of rows in work: 8 MiB of float32, so that a block and its codes stay in the processor's cache while enough
- * rows are there for all threads. */
+/* A block of rows in work: 8 MiB of float32, so that a block and its codes stay in the processor's cache
+ * while enough rows are there for all threads. */
 #define BLOCK_ELEMS (2 << 20)
 
 /* ---- plan ---- */
@@ -57,31 +57,34 @@ static void stored_info(const qc_tensor_info *in, const qc_convert_item *item, q
     }
 }
 
-static int plan_matrix(const qc_policy *policy, const qc_tensor_info *info, qc_tensor_role role, qc_convert_item *item,
-                       qc_event_list *events, qc_err *err)
+static int plan_matrix(const qc_policy *policy, const qc_tensor_info *info, qc_tensor_role role,
+                       qc_convert_item *item, qc_event_list *events, qc_err *err)
 {
     bool quantize, fallback;
     qc_target target = role == QC_ROLE_LINEAR ? QC_TARGET_LINEAR : QC_TARGET_EMBEDDING;
-    QC_TRY(qc_policy_decide(policy, info->name, target, qc_tensor_rows(info), qc_tensor_cols(info), &item->spec,
-                            &quantize, &fallback, err));
+    QC_TRY(qc_policy_decide(policy, info->name, target, qc_tensor_rows(info), qc_tensor_cols(info),
+                            &item->spec, &quantize, &fallback, err));
     item->action = quantize ? QC_ACTION_QUANTIZED : QC_ACTION_KEPT16;
     item->rule = role == QC_ROLE_LINEAR ? "linear" : role == QC_ROLE_EMBEDDING ? "embedding" : "head";
     if (!fallback)
         return QC_OK;
     if (!quantize)
         return qc_event_add(events, QC_EVENT_FALLBACK, "group_fallback", info->name, 1, err,
-                            "left in 16 bit: the group does not divide %lld inputs", (long long)qc_tensor_cols(info));
-    return qc_event_add(events, QC_EVENT_FALLBACK, "group_fallback", info->name, 1, err, "group %lld for %lld inputs",
-                        (long long)item->spec.grid.group_elems, (long long)qc_tensor_cols(info));
+                            "left in 16 bit: the group does not divide %lld inputs",
+                            (long long)qc_tensor_cols(info));
+    return qc_event_add(events, QC_EVENT_FALLBACK, "group_fallback", info->name, 1, err,
+                        "group %lld for %lld inputs", (long long)item->spec.grid.group_elems,
+                        (long long)qc_tensor_cols(info));
 }
 
-static int plan_item(const qc_model *model, const qc_policy *policy, qc_convert_item *item, qc_event_list *events,
-                     qc_err *err)
+static int plan_item(const qc_model *model, const qc_policy *policy, qc_convert_item *item,
+                     qc_event_list *events, qc_err *err)
 {
     const qc_tensor_info *info = model->src->info(model->src, item->tensor);
     qc_tensor_role role = model->places[item->tensor].role;
     if (info->dtype == QC_DT_GRID)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s is quantized already", model->src->path, info->name);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s is quantized already", model->src->path,
+                       info->name);
     if (is_matrix(role)) {
         QC_TRY(plan_matrix(policy, info, role, item, events, err));
     } else if (role == QC_ROLE_TIED) {
@@ -117,8 +120,8 @@ static int check_patterns(const qc_model *model, const qc_policy *policy, qc_err
     return rc;
 }
 
-int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events, qc_convert_plan *ret,
-                         qc_err *err)
+int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events,
+                         qc_convert_plan *ret, qc_err *err)
 {
     QC_TRY(check_patterns(model, policy, err));
     qc_convert_plan plan = {.n_items = model->src->n_tensors};
@@ -138,7 +141,8 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_even
         plan.bytes_out += item->bytes_out;
         if (item->action == QC_ACTION_QUANTIZED) {
             plan.n_weights += (double)qc_tensor_n_elems(info);
-            /* float32, codes and packed codes of a block, and at worst a scale and a zero for every 16 of them */
+            /* float32, codes and packed codes of a block, and at worst a scale and a zero for every 16 of
+             * them */
             uint64_t elems = (uint64_t)block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
             plan.work_bytes = elems * 7 > plan.work_bytes ? elems * 7 : plan.work_bytes;
         }
@@ -178,7 +182,8 @@ static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_
 {
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, tensor);
-    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = qc_min_i64(block_rows(n_cols), n_rows);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info),
+            step = qc_min_i64(block_rows(n_cols), n_rows);
     *ret_row = -1;
     float *w = qc_alloc((size_t)(step * n_cols), sizeof *w);
     if (!w)
@@ -186,7 +191,8 @@ static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_
     int rc = QC_OK;
     for (int64_t row = 0; row < n_rows && rc == QC_OK && *ret_row < 0; row += step) {
         int64_t n = qc_min_i64(step, n_rows - row), at;
-        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK && (at = qc_first_nonfinite(w, n * n_cols)) >= 0) {
+        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK &&
+            (at = qc_first_nonfinite(w, n * n_cols)) >= 0) {
             *ret_row = row + at / n_cols;
             *ret_col = at % n_cols;
         }
@@ -203,7 +209,8 @@ static int copy_tensor(run *r, const qc_convert_item *item, qc_err *err)
     int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = block_rows(n_cols);
     int64_t row_bytes = n_rows ? (int64_t)info->n_bytes / n_rows : 0;
     if (!raw && n_rows > 0)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s can not be copied as it is", src->path, info->name);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s can not be copied as it is", src->path,
+                       info->name);
     QC_TRY(qc_qpk_begin_tensor(r->writer, info, err));
     for (int64_t row = 0; row < n_rows; row += step) {
         int64_t n = qc_min_i64(step, n_rows - row);
@@ -245,7 +252,8 @@ static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *
 {
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, item->tensor);
-    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info), step = qc_min_i64(block_rows(n_cols), n_rows);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info),
+            step = qc_min_i64(block_rows(n_cols), n_rows);
     qc_tensor_info out;
     stored_info(info, item, &out);
     block b;
@@ -266,8 +274,8 @@ static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *
     return rc == QC_OK ? qc_qpk_end_tensor(r->writer, err) : rc;
 }
 
-static int account(const run *r, const qc_convert_item *item, const qc_quant_stats *stats, qc_account_list *accounts,
-                   qc_err *err)
+static int account(const run *r, const qc_convert_item *item, const qc_quant_stats *stats,
+                   qc_account_list *accounts, qc_err *err)
 {
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, item->tensor);
@@ -278,10 +286,14 @@ static int account(const run *r, const qc_convert_item *item, const qc_quant_sta
         .action = item->action,
         .layer = r->model->places[item->tensor].layer,
         .source_dtype = info->dtype,
-        .dtype = quantized ? QC_DT_GRID : stored ? info->dtype : QC_DT_INVALID,
+        .dtype = quantized ? QC_DT_GRID
+                 : stored  ? info->dtype
+                           : QC_DT_INVALID,
         .n_rows = qc_tensor_rows(info),
         .n_cols = qc_tensor_cols(info),
-        .bits = quantized ? item->spec.grid.bits : stored ? qc_dtype_bits(info->dtype) : 0,
+        .bits = quantized ? item->spec.grid.bits
+                : stored  ? qc_dtype_bits(info->dtype)
+                          : 0,
         .group_elems = quantized ? item->spec.grid.group_elems : 0,
         .symmetric = quantized && item->spec.grid.symmetric,
         .searched = quantized && item->spec.search != QC_SEARCH_MINMAX,
@@ -310,18 +322,19 @@ static int check_finite(const run *r, qc_convert_item *item, qc_event_list *even
     if (row < 0)
         return QC_OK;
     if (!r->options->allow_nonfinite)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor %s holds a NaN or infinity at row %lld, column %lld", src->path,
-                       info->name, (long long)row, (long long)col);
+        return qc_fail(err, QC_E_INPUT, "%s: tensor %s holds a NaN or infinity at row %lld, column %lld",
+                       src->path, info->name, (long long)row, (long long)col);
     if (quantized) {
         item->action = QC_ACTION_KEPT16;
         item->bytes_out = qc_qpk_tensor_bytes(info);
     }
     return qc_event_add(events, QC_EVENT_FALLBACK, "nonfinite", info->name, 1, err,
-                        "NaN or infinity at row %lld, column %lld; stored as it is", (long long)row, (long long)col);
+                        "NaN or infinity at row %lld, column %lld; stored as it is", (long long)row,
+                        (long long)col);
 }
 
-static int convert_item(run *r, const qc_convert_item *planned, qc_account_list *accounts, qc_event_list *events,
-                        qc_err *err)
+static int convert_item(run *r, const qc_convert_item *planned, qc_account_list *accounts,
+                        qc_event_list *events, qc_err *err)
 {
     qc_convert_item item = *planned;
     qc_quant_stats stats = {0};
@@ -347,8 +360,9 @@ static int add_tied_name(const qc_model *model, qc_qpk_writer *writer, qc_err *e
     return qc_qpk_add_alias(writer, names[as_head ? QC_SLOT_EMBEDDING : QC_SLOT_HEAD], stored, err);
 }
 
-int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
-                   qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err)
+int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
+                   const qc_convert_options *options, qc_qpk_writer *writer, qc_account_list *accounts,
+                   qc_event_list *events, qc_err *err)
 {
     run r = {.model = model, .be = be, .options = options, .writer = writer};
     for (int64_t i = 0; i < plan->n_items; i++)

@@ -1,5 +1,5 @@
-/* Conversion of a model to a packed file, tensor by tensor: first a plan (every tensor of the source gets an action, all
- * refusals happen here), then one streaming pass that never holds more than a block of rows. */
+/* Conversion of a model to a packed file, tensor by tensor: first a plan (every tensor of the source gets an
+ * action, all refusals happen here), then one streaming pass that never holds more than a block of rows. */
 #ifndef QC_CONVERT_H
 #define QC_CONVERT_H
 
@@ -22,17 +22,18 @@ typedef struct qc_convert_item {
 } qc_convert_item;
 
 typedef struct qc_convert_plan {
-    qc_convert_item *items; /* every tensor of the source once, in writing order: embedding, layers, norm, head */
+    qc_convert_item
+        *items; /* every tensor of the source once, in writing order: embedding, layers, norm, head */
     int64_t n_items;
     uint64_t bytes_in, bytes_out; /* of tensor data */
     uint64_t work_bytes;          /* memory of the streaming pass */
     double n_weights;             /* to be quantized */
 } qc_convert_plan;
 
-/* Decide for every tensor. Events: group_fallback. QC_E_UNSUPPORTED: a group that does not divide; QC_E_USAGE: an
- * override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
-int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events, qc_convert_plan *ret,
-                         qc_err *err) QC_WARN_UNUSED;
+/* Decide for every tensor. Events: group_fallback. QC_E_UNSUPPORTED: a group that does not divide;
+ * QC_E_USAGE: an override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
+int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events,
+                         qc_convert_plan *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_convert_plan_clear(qc_convert_plan *plan);
 
 typedef struct qc_convert_options {
@@ -41,13 +42,14 @@ typedef struct qc_convert_options {
     void *progress_ctx;
 } qc_convert_options;
 
-/* Carry out the plan. `accounts` gets one entry per tensor in the plan's order. QC_E_INPUT: a value that is not finite
- * (tensor, row and column named). */
-int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be, const qc_convert_options *options,
-                   qc_qpk_writer *writer, qc_account_list *accounts, qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
+/* Carry out the plan. `accounts` gets one entry per tensor in the plan's order. QC_E_INPUT: a value that is
+ * not finite (tensor, row and column named). */
+int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
+                   const qc_convert_options *options, qc_qpk_writer *writer, qc_account_list *accounts,
+                   qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
 
-/* Write the normalised config as metadata of the packed file, under the keys of docs/formats/qpk.md: what an engine needs
- * without reading config.json. */
+/* Write the normalised config as metadata of the packed file, under the keys of docs/formats/qpk.md: what an
+ * engine needs without reading config.json. */
 int qc_convert_metadata(const qc_model_config *config, qc_qpk_writer *writer, qc_err *err) QC_WARN_UNUSED;
 
 #endif

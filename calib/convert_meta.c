@@ -76,7 +76,8 @@ int qc_convert_metadata(const qc_model_config *c, qc_qpk_writer *w, qc_err *err)
     if (c->sliding_window) {
         uint64_t slides[512];
         if (c->n_layers > (int64_t)(sizeof slides / sizeof slides[0]))
-            return qc_fail(err, QC_E_UNSUPPORTED, "config.json: %lld layers, at most 512 are supported", (long long)c->n_layers);
+            return qc_fail(err, QC_E_UNSUPPORTED, "config.json: %lld layers, at most 512 are supported",
+                           (long long)c->n_layers);
         for (int64_t i = 0; i < c->n_layers; i++)
             slides[i] = c->layer_slides[i];
         QC_TRY(qc_qpk_add_meta_u64_array(w, "model.layer_slides", slides, (uint32_t)c->n_layers, err));

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SINGLE_FILE "model.safetensors"
+#define SINGLE_FILE     "model.safetensors"
 #define MAX_INDEX_BYTES 100000000u
 
 int qc_hf_names_add(qc_hf_names *names, const char *name, qc_err *err)
@@ -85,7 +85,8 @@ static bool ends_with(const char *s, const char *suffix)
 /* Kinds of weight files that are not read; used only to say so. */
 static bool is_other_weights(const char *name)
 {
-    static const char *const suffixes[] = {".gguf", ".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack", ".npz"};
+    static const char *const suffixes[] = {".gguf", ".bin", ".pt",      ".pth",
+                                           ".onnx", ".h5",  ".msgpack", ".npz"};
     for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++)
         if (ends_with(name, suffixes[i]))
             return true;
@@ -121,9 +122,11 @@ static int files_of_index(const char *path, const cJSON *weight_map, qc_hf_names
     for (const cJSON *c = weight_map->child; c && rc == QC_OK; c = c->next) {
         const char *file = cJSON_GetStringValue(c);
         if (!file)
-            rc = qc_fail(err, QC_E_INPUT, "%s: weight_map: value of \"%.200s\" is no file name", path, c->string);
+            rc = qc_fail(err, QC_E_INPUT, "%s: weight_map: value of \"%.200s\" is no file name", path,
+                         c->string);
         else if (strpbrk(file, "/\\") || !ends_with(file, ".safetensors"))
-            rc = qc_fail(err, QC_E_INPUT, "%s: weight_map: \"%.200s\" for \"%.200s\" is no plain name of a .safetensors file",
+            rc = qc_fail(err, QC_E_INPUT,
+                         "%s: weight_map: \"%.200s\" for \"%.200s\" is no plain name of a .safetensors file",
                          path, file, c->string);
         else if ((rc = qc_map_add(seen, file, strlen(file), 0)) == 1)
             rc = qc_hf_names_add(files, file, err);
@@ -146,7 +149,8 @@ static int check_present(const char *folder, const qc_hf_names *files, bool by_i
             rc = qc_fail_nomem(err, folder, strlen(files->v[i]));
         else if (access(path, F_OK) != 0 && qc_path_exists(path)) {
             char *text = qc_asprintf("%s (dangling link)", files->v[i]);
-            rc = text ? qc_hf_names_add(&missing, text, err) : qc_fail_nomem(err, folder, strlen(files->v[i]));
+            rc =
+                text ? qc_hf_names_add(&missing, text, err) : qc_fail_nomem(err, folder, strlen(files->v[i]));
             qc_free(text);
         } else if (access(path, F_OK) != 0)
             rc = qc_hf_names_add(&missing, files->v[i], err);
@@ -155,30 +159,36 @@ static int check_present(const char *folder, const qc_hf_names *files, bool by_i
     if (rc == QC_OK && missing.n > 0) {
         char text[600];
         qc_hf_names_text(&missing, text, sizeof text);
-        rc = qc_fail(err, QC_E_INPUT, "%s: missing%s: %s", folder, by_index ? " although " QC_HF_INDEX " names them" : "", text);
+        rc = qc_fail(err, QC_E_INPUT, "%s: missing%s: %s", folder,
+                     by_index ? " although " QC_HF_INDEX " names them" : "", text);
     }
     qc_hf_names_clear(&missing);
     return rc;
 }
 
-static int no_weights(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *others, qc_err *err)
+static int no_weights(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *others,
+                      qc_err *err)
 {
     char text[400];
     for (size_t i = 0; i < safetensors->n; i++)
         if (strstr(safetensors->v[i], "-of-"))
-            return qc_fail(err, QC_E_INPUT, "%s: " QC_HF_INDEX " is missing, but there are shards (%s)", folder,
-                           safetensors->v[i]);
+            return qc_fail(err, QC_E_INPUT, "%s: " QC_HF_INDEX " is missing, but there are shards (%s)",
+                           folder, safetensors->v[i]);
     const qc_hf_names *found = safetensors->n ? safetensors : others;
     qc_hf_names_text(found, text, sizeof text);
     if (safetensors->n)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: weights under other names are not supported (%s); " SINGLE_FILE " or "
-                       QC_HF_INDEX " expected", folder, text);
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: weights under other names are not supported (%s); " SINGLE_FILE " or " QC_HF_INDEX
+                       " expected",
+                       folder, text);
     if (others->n)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: only weights of other kinds (%s); safetensors files expected", folder, text);
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: only weights of other kinds (%s); safetensors files expected", folder, text);
     return qc_fail(err, QC_E_INPUT, "%s: no checkpoint: neither " SINGLE_FILE " nor " QC_HF_INDEX, folder);
 }
 
-static int mention_strays(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *shards, qc_err *err)
+static int mention_strays(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *shards,
+                          qc_err *err)
 {
     qc_hf_names strays = {0};
     int rc = QC_OK;
@@ -194,8 +204,8 @@ static int mention_strays(const char *folder, const qc_hf_names *safetensors, co
     return rc;
 }
 
-static int find_shards(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *others, qc_hf_layout *layout,
-                       qc_err *err)
+static int find_shards(const char *folder, const qc_hf_names *safetensors, const qc_hf_names *others,
+                       qc_hf_layout *layout, qc_err *err)
 {
     char *index_path = qc_path_join(folder, QC_HF_INDEX);
     if (!index_path)

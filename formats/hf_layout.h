@@ -16,12 +16,12 @@ typedef struct qc_hf_names {
 
 typedef struct qc_hf_layout {
     qc_hf_names shards; /* plain file names in byte order; all of them exist */
-    cJSON *index;       /* the parsed index, checked: weight_map has a string per tensor; NULL for a single file */
+    cJSON *index; /* the parsed index, checked: weight_map has a string per tensor; NULL for a single file */
 } qc_hf_layout;
 
-/* Decide by the index if there is one, else take model.safetensors. Weight files that do not belong are mentioned
- * in one warning. QC_E_INPUT: files missing (all are listed), index broken; QC_E_UNSUPPORTED: only weights under other
- * names or of other kinds. */
+/* Decide by the index if there is one, else take model.safetensors. Weight files that do not belong are
+ * mentioned in one warning. QC_E_INPUT: files missing (all are listed), index broken; QC_E_UNSUPPORTED: only
+ * weights under other names or of other kinds. */
 int qc_hf_layout_find(const char *folder, qc_hf_layout *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_hf_layout_clear(qc_hf_layout *layout);
 

@@ -18,8 +18,10 @@ static int check_level(const char *path, const cJSON *level, qc_err *err)
         if (!q)
             continue;
         const char *method = cJSON_GetStringValue(qc_json_get(q, "quant_method"));
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: checkpoint is already quantized (%s, method %.100s); an unquantized one "
-                       "is expected", path, keys[i], method ? method : "not named");
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: checkpoint is already quantized (%s, method %.100s); an unquantized one "
+                       "is expected",
+                       path, keys[i], method ? method : "not named");
     }
     return QC_OK;
 }
@@ -98,6 +100,8 @@ int qc_hf_prequant_tensor(const char *folder, const qc_tensor_info *info, qc_err
     }
     if (!method)
         return QC_OK;
-    return qc_fail(err, QC_E_UNSUPPORTED, "%s: checkpoint is already quantized (%s, by tensor \"%.200s\"); an unquantized "
-                   "one is expected", folder, method, info->name);
+    return qc_fail(err, QC_E_UNSUPPORTED,
+                   "%s: checkpoint is already quantized (%s, by tensor \"%.200s\"); an unquantized "
+                   "one is expected",
+                   folder, method, info->name);
 }

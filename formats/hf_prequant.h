@@ -1,5 +1,5 @@
-/* Recognise checkpoints that are quantized already: they are refused with the method named, because their integers
- * read as numbers would be silently wrong. */
+/* Recognise checkpoints that are quantized already: they are refused with the method named, because their
+ * integers read as numbers would be silently wrong. */
 #ifndef QC_HF_PREQUANT_H
 #define QC_HF_PREQUANT_H
 

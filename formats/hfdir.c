@@ -53,19 +53,21 @@ static uint64_t row_bytes(const qc_tensor_info *info)
     return (uint64_t)qc_tensor_cols(info) * (uint64_t)qc_dtype_bits(info->dtype) / 8;
 }
 
-static int hf_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+static int hf_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst,
+                        qc_err *err)
 {
     const qc_tensor_info *info = hf_info(src, tensor);
     assert(row0 >= 0 && n_rows >= 0 && row0 + n_rows <= qc_tensor_rows(info));
     const char *data = hf_raw(src, tensor);
-    int rc = qc_dense_to_f32(info->dtype, data + (uint64_t)row0 * row_bytes(info), n_rows * qc_tensor_cols(info), dst, err);
+    int rc = qc_dense_to_f32(info->dtype, data + (uint64_t)row0 * row_bytes(info),
+                             n_rows * qc_tensor_cols(info), dst, err);
     return rc < 0 ? qc_err_prefix(err, "%s: tensor \"%.200s\"", src->path, info->name) : QC_OK;
 }
 
-/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or of the window
- * that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages alive unless all of them
- * go. Dropping a page that is still in use costs a page fault, no more. */
-#define FOLIO_BYTES (UINT64_C(2) << 20)
+/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or
+ * of the window that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages
+ * alive unless all of them go. Dropping a page that is still in use costs a page fault, no more. */
+#define FOLIO_BYTES        (UINT64_C(2) << 20)
 #define FAULT_WINDOW_BYTES (UINT64_C(64) << 10)
 
 static void hf_release(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows)
@@ -133,8 +135,8 @@ static int add_file(hf_source *hf, const char *name, bool optional, qc_err *err)
 /* What a manifest hashes: the side files that may change a result, the index, the shards. */
 static int list_files(hf_source *hf, const qc_hf_names *shards, qc_err *err)
 {
-    static const char *const side[] = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                                       QC_HF_INDEX};
+    static const char *const side[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                       "tokenizer_config.json", QC_HF_INDEX};
     for (size_t i = 0; i < sizeof side / sizeof side[0]; i++)
         QC_TRY(add_file(hf, side[i], true, err));
     for (size_t i = 0; i < shards->n; i++)
@@ -172,8 +174,9 @@ static int list_tensors(hf_source *hf, const qc_hf_names *names, qc_err *err)
             if (added < 0)
                 return qc_fail_nomem(err, hf->path, strlen(t->info.name));
             if (added == 0)
-                return qc_fail(err, QC_E_INPUT, "%s: tensor \"%.200s\" is in %s and in %s", hf->path, t->info.name,
-                               names->v[hf->entries[hf_find(&hf->base, t->info.name)].shard], names->v[i]);
+                return qc_fail(err, QC_E_INPUT, "%s: tensor \"%.200s\" is in %s and in %s", hf->path,
+                               t->info.name, names->v[hf->entries[hf_find(&hf->base, t->info.name)].shard],
+                               names->v[i]);
             hf->entries[hf->base.n_tensors++] = (entry){.tensor = t, .shard = i};
         }
     return QC_OK;
@@ -199,8 +202,8 @@ typedef struct index_diff {
     qc_hf_names extra;  /* in a shard, not in the index */
 } index_diff;
 
-static int find_differences(const hf_source *hf, const qc_hf_names *names, const cJSON *weight_map, index_diff *diff,
-                            qc_err *err)
+static int find_differences(const hf_source *hf, const qc_hf_names *names, const cJSON *weight_map,
+                            index_diff *diff, qc_err *err)
 {
     qc_map *indexed = qc_map_new((size_t)hf->base.n_tensors);
     int rc = indexed ? QC_OK : qc_fail_nomem(err, hf->path, sizeof indexed);
@@ -228,7 +231,8 @@ static void warn_difference(const hf_source *hf, const qc_hf_names *tensors, con
     if (tensors->n == 0)
         return;
     qc_hf_names_text(tensors, text, sizeof text);
-    qc_log(QC_LOG_WARN, "%s: " QC_HF_INDEX " and headers disagree: %zu tensors %s: %s", hf->path, tensors->n, what, text);
+    qc_log(QC_LOG_WARN, "%s: " QC_HF_INDEX " and headers disagree: %zu tensors %s: %s", hf->path, tensors->n,
+           what, text);
 }
 
 /* Tensors that the index promises must exist. All that exist are read, whatever the index says of them. */
@@ -239,7 +243,8 @@ static int compare_index(const hf_source *hf, const qc_hf_layout *layout, qc_err
     if (rc == QC_OK && diff.absent.n > 0) {
         char text[500];
         qc_hf_names_text(&diff.absent, text, sizeof text);
-        rc = qc_fail(err, QC_E_INPUT, "%s: " QC_HF_INDEX " and headers disagree: %zu tensors of the index are in no shard: %s",
+        rc = qc_fail(err, QC_E_INPUT,
+                     "%s: " QC_HF_INDEX " and headers disagree: %zu tensors of the index are in no shard: %s",
                      hf->path, diff.absent.n, text);
     }
     if (rc == QC_OK) {

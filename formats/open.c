@@ -15,7 +15,8 @@ static const struct {
 } foreign[] = {
     {"GGUF", NULL, "GGUF files are not read"},
     {NULL, ".gguf", "GGUF files are not read"},
-    {NULL, ".safetensors", "one safetensors file is no model: give the folder that holds it and its config.json"},
+    {NULL, ".safetensors",
+     "one safetensors file is no model: give the folder that holds it and its config.json"},
     {NULL, ".json", "a json file is no model: give the folder that holds it"},
     {NULL, ".onnx", "ONNX files are not read"},
     {NULL, ".bin", "PyTorch pickle files are not read: convert the checkpoint to safetensors"},

@@ -9,12 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-_Static_assert((int)QPK_F32 == (int)QC_DT_F32 && (int)QPK_F16 == (int)QC_DT_F16 && (int)QPK_BF16 == (int)QC_DT_BF16 &&
-                   (int)QPK_U64 == (int)QC_DT_U64 && (int)QPK_F8_E5M2FNUZ == (int)QC_DT_F8_E5M2FNUZ &&
-                   (int)QPK_GRID == (int)QC_DT_GRID,
+_Static_assert((int)QPK_F32 == (int)QC_DT_F32 && (int)QPK_F16 == (int)QC_DT_F16 &&
+                   (int)QPK_BF16 == (int)QC_DT_BF16 && (int)QPK_U64 == (int)QC_DT_U64 &&
+                   (int)QPK_F8_E5M2FNUZ == (int)QC_DT_F8_E5M2FNUZ && (int)QPK_GRID == (int)QC_DT_GRID,
                "element types are stored by their ids");
 _Static_assert((int)QPK_E_USAGE == (int)QC_E_USAGE && (int)QPK_E_INPUT == (int)QC_E_INPUT &&
-                   (int)QPK_E_UNSUPPORTED == (int)QC_E_UNSUPPORTED && (int)QPK_E_RESOURCE == (int)QC_E_RESOURCE,
+                   (int)QPK_E_UNSUPPORTED == (int)QC_E_UNSUPPORTED &&
+                   (int)QPK_E_RESOURCE == (int)QC_E_RESOURCE,
                "codes of libqpk are ours");
 _Static_assert(QPK_TILE_ROWS == QC_QPK_TILE_ROWS && QPK_MAX_DIMS == QC_MAX_DIMS, "limits of libqpk are ours");
 
@@ -46,19 +47,20 @@ static int64_t source_find(const qc_source *src, const char *name)
     return qpk_find(self_of(src)->file, name);
 }
 
-static int source_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+static int source_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst,
+                            qc_err *err)
 {
     char text[QC_ERR_MSG_BYTES];
     int rc = qpk_dequantize_rows(self_of(src)->file, tensor, row0, n_rows, dst, text, sizeof text);
     return rc < 0 ? fail_with(err, rc, text) : QC_OK;
 }
 
-static int source_read_codes(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, qc_code_rows *rows,
-                             qc_err *err)
+static int source_read_codes(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows,
+                             qc_code_rows *rows, qc_err *err)
 {
     char text[QC_ERR_MSG_BYTES];
-    int rc = qpk_unpack_rows(self_of(src)->file, tensor, row0, n_rows, rows->codes, rows->scales, rows->zeros, text,
-                             sizeof text);
+    int rc = qpk_unpack_rows(self_of(src)->file, tensor, row0, n_rows, rows->codes, rows->scales, rows->zeros,
+                             text, sizeof text);
     if (rc < 0)
         return fail_with(err, rc, text);
     rows->n_rows = n_rows;
@@ -76,7 +78,8 @@ static void source_release(const qc_source *src, int64_t tensor, int64_t row0, i
     qpk_release(self_of(src)->file, tensor, row0, n_rows);
 }
 
-static int source_side_file(const qc_source *src, const char *name, char **ret, size_t *ret_bytes, qc_err *err)
+static int source_side_file(const qc_source *src, const char *name, char **ret, size_t *ret_bytes,
+                            qc_err *err)
 {
     const qpk_source *self = self_of(src);
     int64_t index = qpk_file_find(self->file, name);
@@ -111,7 +114,8 @@ static void source_close(qc_source *src)
 
 static qc_tensor_info info_of(const qpk_tensor *t)
 {
-    qc_tensor_info info = {.name = t->name, .dtype = (qc_dtype)t->dtype, .n_dims = t->n_dims, .n_bytes = t->n_bytes};
+    qc_tensor_info info = {
+        .name = t->name, .dtype = (qc_dtype)t->dtype, .n_dims = t->n_dims, .n_bytes = t->n_bytes};
     memcpy(info.shape, t->shape, sizeof info.shape);
     if (t->dtype == QPK_GRID)
         info.grid = (qc_grid){.kind = QC_GRID_AFFINE,
@@ -167,7 +171,8 @@ bool qc_qpk_probe(const char *path)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return false;
-    bool hit = pread(fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic && memcmp(magic, QPK_MAGIC, sizeof magic) == 0;
+    bool hit = pread(fd, magic, sizeof magic, 0) == (ssize_t)sizeof magic &&
+               memcmp(magic, QPK_MAGIC, sizeof magic) == 0;
     close(fd);
     return hit;
 }

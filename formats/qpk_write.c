@@ -1,5 +1,5 @@
-/* Writer of packed files (docs/formats/qpk.md). Tensor data go out as they come, tables and side files are kept in
- * memory until qc_qpk_finish. */
+/* Writer of packed files (docs/formats/qpk.md). Tensor data go out as they come, tables and side files are
+ * kept in memory until qc_qpk_finish. */
 #include "qpk.h"
 
 #include "qc_alloc.h"
@@ -20,8 +20,8 @@ enum {
     BLOCK = QPK_BLOCK_COLS,
     STEPS = BLOCK / 4,
     STEP_BYTES = 64,
-    ZLIB_LEVEL = 6,              /* fixed: it decides the bytes */
-    OUT_BYTES = 1 << 20          /* tiles are written in pieces of about this size */
+    ZLIB_LEVEL = 6,     /* fixed: it decides the bytes */
+    OUT_BYTES = 1 << 20 /* tiles are written in pieces of about this size */
 };
 
 /* The spaces in which a name must be unique; the first byte of a key of the map. */
@@ -31,8 +31,8 @@ struct qc_qpk_writer {
     qc_outfile *out;
     char *path;
     qc_buf strings, metas, values, files, file_data, tensors, aliases;
-    qc_map *names;  /* name space + name -> index of the tensor, 0 for the others */
-    char **keys;    /* owned keys of `names` */
+    qc_map *names; /* name space + name -> index of the tensor, 0 for the others */
+    char **keys;   /* owned keys of `names` */
     size_t n_keys, cap_keys;
     int64_t n_tensors;
     bool finished;
@@ -131,9 +131,9 @@ static int check_state(const qc_qpk_writer *w, bool in_tensor, const char *what,
 {
     if (w->finished || w->in_tensor != in_tensor)
         return qc_fail(err, QC_E_USAGE, "%s: %s: %s", w->path, what,
-                       w->finished     ? "the file is finished"
-                       : w->in_tensor  ? "a tensor is not ended"
-                                       : "no tensor was begun");
+                       w->finished    ? "the file is finished"
+                       : w->in_tensor ? "a tensor is not ended"
+                                      : "no tensor was begun");
     return QC_OK;
 }
 
@@ -156,7 +156,8 @@ static int claim_name(qc_qpk_writer *w, name_space space, const char *name, int6
 {
     size_t n_bytes = strlen(name);
     if (n_bytes == 0 || n_bytes > QPK_MAX_NAME_BYTES)
-        return qc_fail(err, QC_E_INPUT, "%s: a name of %zu bytes, expected 1 to %d", w->path, n_bytes, QPK_MAX_NAME_BYTES);
+        return qc_fail(err, QC_E_INPUT, "%s: a name of %zu bytes, expected 1 to %d", w->path, n_bytes,
+                       QPK_MAX_NAME_BYTES);
     for (const char *c = name; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             return qc_fail(err, QC_E_INPUT, "%s: name '%s' holds a control character", w->path, name);
@@ -188,7 +189,8 @@ static int put_string(qc_qpk_writer *w, const char *text, uint8_t *where, qc_err
 
 /* ---- metadata, side files, aliases ---- */
 
-static int add_meta(qc_qpk_writer *w, const char *key, uint32_t type, uint32_t count, uint64_t value, qc_err *err)
+static int add_meta(qc_qpk_writer *w, const char *key, uint32_t type, uint32_t count, uint64_t value,
+                    qc_err *err)
 {
     uint8_t rec[QPK_META_BYTES] = {0};
     if (w->finished)
@@ -227,30 +229,35 @@ int qc_qpk_add_meta_string(qc_qpk_writer *w, const char *key, const char *text, 
     return add_meta(w, key, QPK_META_STRING, place[1], place[0], err);
 }
 
-static int add_array(qc_qpk_writer *w, const char *key, uint32_t type, const void *values, uint32_t n_elems, qc_err *err)
+static int add_array(qc_qpk_writer *w, const char *key, uint32_t type, const void *values, uint32_t n_elems,
+                     qc_err *err)
 {
     uint64_t offset = w->values.n_bytes;
     QC_TRY(qc_buf_append(&w->values, values, (size_t)n_elems * 8, err));
     return add_meta(w, key, type, n_elems, offset, err);
 }
 
-int qc_qpk_add_meta_u64_array(qc_qpk_writer *w, const char *key, const uint64_t *values, uint32_t n_elems, qc_err *err)
+int qc_qpk_add_meta_u64_array(qc_qpk_writer *w, const char *key, const uint64_t *values, uint32_t n_elems,
+                              qc_err *err)
 {
     return add_array(w, key, QPK_META_U64_ARRAY, values, n_elems, err);
 }
 
-int qc_qpk_add_meta_i64_array(qc_qpk_writer *w, const char *key, const int64_t *values, uint32_t n_elems, qc_err *err)
+int qc_qpk_add_meta_i64_array(qc_qpk_writer *w, const char *key, const int64_t *values, uint32_t n_elems,
+                              qc_err *err)
 {
     return add_array(w, key, QPK_META_I64_ARRAY, values, n_elems, err);
 }
 
-int qc_qpk_add_meta_f64_array(qc_qpk_writer *w, const char *key, const double *values, uint32_t n_elems, qc_err *err)
+int qc_qpk_add_meta_f64_array(qc_qpk_writer *w, const char *key, const double *values, uint32_t n_elems,
+                              qc_err *err)
 {
     return add_array(w, key, QPK_META_F64_ARRAY, values, n_elems, err);
 }
 
 /* Append stored bytes to the file data, aligned; the offset is from the start of the section until finish. */
-static int add_stored(qc_qpk_writer *w, uint32_t method, const void *data, size_t n_bytes, uint8_t *rec, qc_err *err)
+static int add_stored(qc_qpk_writer *w, uint32_t method, const void *data, size_t n_bytes, uint8_t *rec,
+                      qc_err *err)
 {
     static const uint8_t zeros[QPK_ALIGN_BYTES];
     size_t over = w->file_data.n_bytes % QPK_ALIGN_BYTES;
@@ -295,7 +302,8 @@ int qc_qpk_add_alias(qc_qpk_writer *w, const char *name, const char *target, qc_
     int64_t index = qc_map_get(w->names, key, strlen(key), -1);
     qc_free(key);
     if (index < 0)
-        return qc_fail(err, QC_E_USAGE, "%s: alias '%s': tensor '%s' was not written before it", w->path, name, target);
+        return qc_fail(err, QC_E_USAGE, "%s: alias '%s': tensor '%s' was not written before it", w->path,
+                       name, target);
     QC_TRY(claim_name(w, NAME_TENSOR, name, index, err));
     QC_TRY(put_string(w, name, rec + QPK_A_NAME, err));
     put_u32(rec + QPK_A_TARGET, (uint32_t)index);
@@ -331,7 +339,8 @@ static int check_shape(const qc_qpk_writer *w, const qc_tensor_info *info, qc_er
     for (int d = 0; d < info->n_dims; d++) {
         int64_t n = info->shape[d];
         if (n < 0 || n > limit || (n > 0 && n_elems > limit / n))
-            return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': dimension %d is %lld", w->path, info->name, d, (long long)n);
+            return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': dimension %d is %lld", w->path, info->name, d,
+                           (long long)n);
         n_elems *= n;
     }
     return QC_OK;
@@ -341,8 +350,8 @@ static int begin_dense(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err
 {
     int bits = qc_dtype_bits(info->dtype);
     if (strcmp(qpk_dtype_name(info->dtype), "?") == 0 || bits % 8 != 0)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor '%s': qpk files can not hold %s elements", w->path, info->name,
-                       qc_dtype_name(info->dtype));
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor '%s': qpk files can not hold %s elements", w->path,
+                       info->name, qc_dtype_name(info->dtype));
     w->row_bytes = (uint64_t)w->cols * (uint64_t)(bits / 8);
     put_u64(w->record + QPK_T_BYTES, w->row_bytes * (uint64_t)w->rows);
     return QC_OK;
@@ -353,8 +362,8 @@ static int begin_grid(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err)
     char text[256];
     uint8_t *rec = w->record;
     if (info->grid.kind != QC_GRID_AFFINE)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor '%s': this kind of grid is not stored in qpk files", w->path,
-                       info->name);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor '%s': this kind of grid is not stored in qpk files",
+                       w->path, info->name);
     int rc = layout_of(info, &w->layout, text, sizeof text);
     if (rc < 0)
         return qc_fail(err, rc, "%s: tensor '%s': %s", w->path, info->name, text);
@@ -413,7 +422,8 @@ static int check_rows(const qc_qpk_writer *w, bool grid, int64_t n_rows, qc_err 
 {
     QC_TRY(check_state(w, true, "rows", err));
     if (grid != (w->grid.kind != QC_GRID_NONE))
-        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s' is %s", w->path, w->tensor_name, grid ? "dense" : "on a grid");
+        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s' is %s", w->path, w->tensor_name,
+                       grid ? "dense" : "on a grid");
     if (n_rows < 0 || n_rows > w->rows - w->rows_done)
         return qc_fail(err, QC_E_USAGE, "%s: tensor '%s': %lld rows too many", w->path, w->tensor_name,
                        (long long)(n_rows - (w->rows - w->rows_done)));
@@ -454,7 +464,8 @@ static void gather_block(const uint8_t *codes, int64_t ld, int64_t n_rows, int64
 }
 
 /* One plane of w bits of a block, from bit `shift` of the codes: w units of 64 bytes, 8 / w steps each. */
-static inline __attribute__((always_inline)) void pack_plane(const uint8_t *block, int w, int shift, uint8_t *plane)
+static inline __attribute__((always_inline)) void pack_plane(const uint8_t *block, int w, int shift,
+                                                             uint8_t *plane)
 {
     const uint64_t mask = 0x0101010101010101u * ((1u << w) - 1u);
     int steps_per_unit = 8 / w;
@@ -508,8 +519,8 @@ static bool put_scale(qc_dtype dtype, float scale, uint8_t *dst)
 }
 
 /* Scales and zero points of rows r0 .. of one tile. */
-static int pack_params(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t r0, int64_t n_rows, uint8_t *tile,
-                       qc_err *err)
+static int pack_params(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t r0, int64_t n_rows,
+                       uint8_t *tile, qc_err *err)
 {
     int64_t n_groups = w->layout.n_groups;
     size_t scale_bytes = w->grid.scale_dtype == QC_DT_F32 ? 4 : 2;
@@ -518,9 +529,10 @@ static int pack_params(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t
             int64_t from = (r0 + r) * n_groups + g, to = g * TILE + r;
             uint8_t *dst = tile + w->layout.scales_offset + (size_t)to * scale_bytes;
             if (!put_scale(w->grid.scale_dtype, rows->scales[from], dst))
-                return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': scale %g of row %lld, group %lld is not a %s value",
-                               w->path, w->tensor_name, (double)rows->scales[from],
-                               (long long)(w->rows_done + r0 + r), (long long)g, qc_dtype_name(w->grid.scale_dtype));
+                return qc_fail(err, QC_E_INPUT,
+                               "%s: tensor '%s': scale %g of row %lld, group %lld is not a %s value", w->path,
+                               w->tensor_name, (double)rows->scales[from], (long long)(w->rows_done + r0 + r),
+                               (long long)g, qc_dtype_name(w->grid.scale_dtype));
             if (!w->grid.symmetric)
                 tile[w->layout.zeros_offset + (uint64_t)to] = rows->zeros[from];
         }
@@ -528,18 +540,20 @@ static int pack_params(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t
 }
 
 /* Rows r0 .. of *rows (up to 16 of them) as one tile. */
-static int pack_tile(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t r0, int64_t n_rows, uint8_t *tile, qc_err *err)
+static int pack_tile(const qc_qpk_writer *w, const qc_code_rows *rows, int64_t r0, int64_t n_rows,
+                     uint8_t *tile, qc_err *err)
 {
     _Alignas(64) uint8_t block[STEPS * STEP_BYTES];
     uint8_t any = 0;
     for (int64_t b = 0; b < w->layout.n_blocks; b++) {
         int64_t c0 = b * BLOCK;
-        gather_block(rows->codes + r0 * w->cols + c0, w->cols, n_rows, qc_min_i64(BLOCK, w->cols - c0), block);
+        gather_block(rows->codes + r0 * w->cols + c0, w->cols, n_rows, qc_min_i64(BLOCK, w->cols - c0),
+                     block);
         any |= pack_block(block, w->grid.bits, tile + b * 64 * w->grid.bits);
     }
     if (any >> w->grid.bits)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': a code in rows %lld.. does not fit %d bits", w->path,
-                       w->tensor_name, (long long)(w->rows_done + r0), w->grid.bits);
+        return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': a code in rows %lld.. does not fit %d bits",
+                       w->path, w->tensor_name, (long long)(w->rows_done + r0), w->grid.bits);
     memset(tile + w->layout.scales_offset, 0, w->layout.tile_bytes - w->layout.scales_offset);
     return pack_params(w, rows, r0, n_rows, tile, err);
 }
@@ -548,8 +562,9 @@ int qc_qpk_put_codes(qc_qpk_writer *w, const qc_code_rows *rows, qc_err *err)
 {
     QC_TRY(check_rows(w, true, rows->n_rows, err));
     if (rows->n_rows % TILE != 0 && w->rows_done + rows->n_rows != w->rows)
-        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s': %lld rows, expected a multiple of %d before the last ones",
-                       w->path, w->tensor_name, (long long)rows->n_rows, TILE);
+        return qc_fail(err, QC_E_USAGE,
+                       "%s: tensor '%s': %lld rows, expected a multiple of %d before the last ones", w->path,
+                       w->tensor_name, (long long)rows->n_rows, TILE);
     size_t tile_bytes = w->layout.tile_bytes, n_held = 0;
     for (int64_t r = 0; r < rows->n_rows; r += TILE) {
         if (n_held + tile_bytes > w->tiles_bytes) {
@@ -568,8 +583,8 @@ int qc_qpk_end_tensor(qc_qpk_writer *w, qc_err *err)
 {
     QC_TRY(check_state(w, true, "end", err));
     if (w->rows_done != w->rows)
-        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s': %lld of %lld rows were written", w->path, w->tensor_name,
-                       (long long)w->rows_done, (long long)w->rows);
+        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s': %lld of %lld rows were written", w->path,
+                       w->tensor_name, (long long)w->rows_done, (long long)w->rows);
     put_u32(w->record + QPK_T_CRC, w->crc);
     QC_TRY(qc_buf_append(&w->tensors, w->record, sizeof w->record, err));
     w->n_tensors++;
@@ -580,7 +595,8 @@ int qc_qpk_end_tensor(qc_qpk_writer *w, qc_err *err)
 /* ---- end ---- */
 
 /* Append a section and describe it in the header. */
-static int put_section(qc_qpk_writer *w, uint8_t *header, int section, const qc_buf *buf, size_t record_bytes, qc_err *err)
+static int put_section(qc_qpk_writer *w, uint8_t *header, int section, const qc_buf *buf, size_t record_bytes,
+                       qc_err *err)
 {
     QC_TRY(pad_to(w, section <= QPK_SEC_STRINGS ? QPK_PAGE_BYTES : QPK_ALIGN_BYTES, err));
     uint8_t *entry = header + QPK_H_SECTIONS + section * QPK_SECTION_BYTES;

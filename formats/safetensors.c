@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The header is read by a scanner of its own and not into a JSON tree: a header may be 100 MB long and a tree takes ten
- * times that; offsets must be exact integers, not doubles; and the only shapes of JSON that occur are fixed. */
+/* The header is read by a scanner of its own and not into a JSON tree: a header may be 100 MB long and a tree
+ * takes ten times that; offsets must be exact integers, not doubles; and the only shapes of JSON that occur
+ * are fixed. */
 
 #define MAX_INTEGER (UINT64_C(1) << 53) /* beyond it JSON numbers are not portable */
 
@@ -55,7 +56,9 @@ static int hex4(scanner *s, unsigned *ret)
     unsigned v = 0;
     for (int i = 0; i < 4; i++, s->p++) {
         char c = s->p < s->end ? *s->p : 0;
-        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+        int digit = c >= '0' && c <= '9'                 ? c - '0'
+                    : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                         : -1;
         if (digit < 0)
             return bad_header(s, "four hexadecimal digits expected after \\u");
         v = v * 16 + (unsigned)digit;
@@ -114,8 +117,8 @@ static int scan_escape(scanner *s, char **out)
     return QC_OK;
 }
 
-/* *ret is the decoded string, NUL-terminated. It is never longer than its text with quotes, so that strings of a header
- * fit where s->strings points to. */
+/* *ret is the decoded string, NUL-terminated. It is never longer than its text with quotes, so that strings
+ * of a header fit where s->strings points to. */
 static int scan_string(scanner *s, const char **ret)
 {
     char *out = s->strings;
@@ -200,7 +203,8 @@ static int scan_metadata(scanner *s)
         else if (added == 0)
             rc = qc_fail(s->err, QC_E_INPUT, "%s: __metadata__: duplicate name " NAME, s->file, key);
         else if (skip_blanks(s), s->p == s->end || *s->p != '"')
-            rc = qc_fail(s->err, QC_E_INPUT, "%s: __metadata__: value of " NAME " is no string", s->file, key);
+            rc =
+                qc_fail(s->err, QC_E_INPUT, "%s: __metadata__: value of " NAME " is no string", s->file, key);
         else
             rc = scan_string(s, &value);
         if (rc == QC_OK && !accept(s, ',')) {
@@ -238,12 +242,13 @@ static int scan_tensor_member(scanner *s, const char *tensor, raw_tensor *raw)
         return qc_fail(s->err, QC_E_INPUT, "%s: tensor " NAME ": unknown member " NAME, s->file, tensor, key);
     }
     if (again)
-        return qc_fail(s->err, QC_E_INPUT, "%s: tensor " NAME ": duplicate member " NAME, s->file, tensor, key);
+        return qc_fail(s->err, QC_E_INPUT, "%s: tensor " NAME ": duplicate member " NAME, s->file, tensor,
+                       key);
     return QC_OK;
 }
 
-/* Number of bytes of a shape; -1 if it overflows or is no whole number of bytes. Dimensions of 0 do not hide an
- * overflow of the others, so that any product of some dimensions is safe later. */
+/* Number of bytes of a shape; -1 if it overflows or is no whole number of bytes. Dimensions of 0 do not hide
+ * an overflow of the others, so that any product of some dimensions is safe later. */
 static int64_t shape_bytes(const qc_tensor_info *info)
 {
     int64_t n_bits = qc_dtype_bits(info->dtype);
@@ -262,25 +267,32 @@ static int check_tensor(const scanner *s, const char *name, const raw_tensor *ra
     qc_err *err = s->err;
     if (!raw->dtype || raw->n_dims < 0 || raw->n_offsets < 0)
         return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME " has no %s", s->file, name,
-                       !raw->dtype ? "dtype" : raw->n_dims < 0 ? "shape" : "data_offsets");
+                       !raw->dtype       ? "dtype"
+                       : raw->n_dims < 0 ? "shape"
+                                         : "data_offsets");
     qc_tensor_info info = {.name = name, .dtype = qc_dtype_from_name(raw->dtype)};
     if (info.dtype == QC_DT_INVALID)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": unknown dtype " NAME, s->file, name, raw->dtype);
+        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": unknown dtype " NAME, s->file, name,
+                       raw->dtype);
     if (raw->n_dims > QC_MAX_DIMS)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor " NAME " has %lld dimensions, at most %d are supported", s->file,
-                       name, (long long)raw->n_dims, QC_MAX_DIMS);
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: tensor " NAME " has %lld dimensions, at most %d are supported", s->file, name,
+                       (long long)raw->n_dims, QC_MAX_DIMS);
     info.n_dims = (int)raw->n_dims;
     for (int i = 0; i < info.n_dims; i++)
         info.shape[i] = (int64_t)raw->shape[i];
     uint64_t begin = raw->offsets[0], end = raw->offsets[1];
     if (raw->n_offsets != 2 || begin > end)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": data_offsets are not [begin, end]", s->file, name);
+        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": data_offsets are not [begin, end]", s->file,
+                       name);
     int64_t n_bytes = shape_bytes(&info);
     if (n_bytes < 0)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": its shape in %s overflows or is no whole number of bytes",
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: tensor " NAME ": its shape in %s overflows or is no whole number of bytes",
                        s->file, name, raw->dtype);
     if ((uint64_t)n_bytes != end - begin)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor " NAME ": shape and dtype %s take %lld bytes, data_offsets span %llu",
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: tensor " NAME ": shape and dtype %s take %lld bytes, data_offsets span %llu",
                        s->file, name, raw->dtype, (long long)n_bytes, (unsigned long long)(end - begin));
     info.n_bytes = (uint64_t)n_bytes;
     *ret = (qc_st_tensor){.info = info, .offset = begin};
@@ -349,7 +361,8 @@ static int scan_header(scanner *s, qc_st_file *file)
     }
     skip_blanks(s);
     if (s->p < s->end)
-        return bad_header(s, *s->p ? "text behind the end of the header" : "padded with NUL bytes, not with spaces");
+        return bad_header(s, *s->p ? "text behind the end of the header"
+                                   : "padded with NUL bytes, not with spaces");
     return QC_OK;
 }
 
@@ -364,7 +377,8 @@ static int by_offset(const void *a, const void *b)
 }
 
 /* The tensors must tile the data exactly. Offsets become absolute. */
-static int check_layout(qc_st_file *file, uint64_t data_offset, uint64_t n_data_bytes, const char *name, qc_err *err)
+static int check_layout(qc_st_file *file, uint64_t data_offset, uint64_t n_data_bytes, const char *name,
+                        qc_err *err)
 {
     uint64_t end = 0;
     if (file->n_tensors > 1)
@@ -372,7 +386,8 @@ static int check_layout(qc_st_file *file, uint64_t data_offset, uint64_t n_data_
     for (int64_t i = 0; i < file->n_tensors; i++) {
         qc_st_tensor *t = &file->tensors[i];
         if (t->offset < end)
-            return qc_fail(err, QC_E_INPUT, "%s: tensors " NAME " and " NAME " overlap", name, t[-1].info.name, t->info.name);
+            return qc_fail(err, QC_E_INPUT, "%s: tensors " NAME " and " NAME " overlap", name,
+                           t[-1].info.name, t->info.name);
         if (t->offset > end)
             return qc_fail(err, QC_E_INPUT, "%s: hole of %llu bytes before tensor " NAME, name,
                            (unsigned long long)(t->offset - end), t->info.name);
@@ -381,7 +396,8 @@ static int check_layout(qc_st_file *file, uint64_t data_offset, uint64_t n_data_
     }
     if (end > n_data_bytes)
         return qc_fail(err, QC_E_INPUT, "%s: file is truncated: %llu bytes expected, %llu found", name,
-                       (unsigned long long)(data_offset + end), (unsigned long long)(data_offset + n_data_bytes));
+                       (unsigned long long)(data_offset + end),
+                       (unsigned long long)(data_offset + n_data_bytes));
     if (end < n_data_bytes)
         return qc_fail(err, QC_E_INPUT, "%s: %llu bytes behind the last tensor", name,
                        (unsigned long long)(n_data_bytes - end));
@@ -393,15 +409,17 @@ static int header_bytes(const uint8_t *data, size_t n_bytes, const char *name, u
 {
     uint64_t n = 0;
     if (n_bytes < 8)
-        return qc_fail(err, QC_E_INPUT, "%s: %zu bytes are no safetensors file, 8 for the header length expected", name, n_bytes);
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: %zu bytes are no safetensors file, 8 for the header length expected", name,
+                       n_bytes);
     for (int i = 7; i >= 0; i--)
         n = n << 8 | data[i];
     if (n > QC_ST_MAX_HEADER_BYTES)
-        return qc_fail(err, QC_E_INPUT, "%s: header length %llu is over the limit of %u (file has %zu bytes)", name,
-                       (unsigned long long)n, QC_ST_MAX_HEADER_BYTES, n_bytes);
+        return qc_fail(err, QC_E_INPUT, "%s: header length %llu is over the limit of %u (file has %zu bytes)",
+                       name, (unsigned long long)n, QC_ST_MAX_HEADER_BYTES, n_bytes);
     if (n > n_bytes - 8)
-        return qc_fail(err, QC_E_INPUT, "%s: header of %llu bytes does not fit into the file of %zu bytes", name,
-                       (unsigned long long)n, n_bytes);
+        return qc_fail(err, QC_E_INPUT, "%s: header of %llu bytes does not fit into the file of %zu bytes",
+                       name, (unsigned long long)n, n_bytes);
     if (n == 0 || data[8] != '{')
         return qc_fail(err, QC_E_INPUT, "%s: header does not begin with '{'", name);
     *ret = n;
@@ -419,7 +437,8 @@ int qc_st_parse(const void *data, size_t n_bytes, const char *name, qc_st_file *
     qc_st_file file = {.names = qc_alloc(n_header, 1)};
     if (!file.names)
         return qc_fail_nomem(err, name, n_header);
-    scanner s = {.begin = text, .p = text, .end = text + n_header, .file = name, .strings = file.names, .err = err};
+    scanner s = {
+        .begin = text, .p = text, .end = text + n_header, .file = name, .strings = file.names, .err = err};
     int rc = scan_header(&s, &file);
     if (rc == QC_OK)
         rc = check_layout(&file, 8 + n_header, n_bytes - 8 - n_header, name, err);

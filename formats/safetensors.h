@@ -1,5 +1,5 @@
-/* One safetensors file: header parsed and checked, data mapped. Every rule of the format is enforced, so that whoever
- * holds a qc_st_file may trust names, shapes and offsets without a further check. */
+/* One safetensors file: header parsed and checked, data mapped. Every rule of the format is enforced, so that
+ * whoever holds a qc_st_file may trust names, shapes and offsets without a further check. */
 #ifndef QC_SAFETENSORS_H
 #define QC_SAFETENSORS_H
 
@@ -21,13 +21,14 @@ typedef struct qc_st_file {
     char *names;           /* storage of the names */
 } qc_st_file;
 
-/* Map a file and read its header. QC_E_INPUT: any rule of the format broken; QC_E_UNSUPPORTED: more than QC_MAX_DIMS
- * dimensions. */
+/* Map a file and read its header. QC_E_INPUT: any rule of the format broken; QC_E_UNSUPPORTED: more than
+ * QC_MAX_DIMS dimensions. */
 int qc_st_open(const char *path, qc_st_file *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* The same for the bytes of a whole file that the caller keeps mapped or allocated (`ret->map` stays empty); `name` is
- * for messages. */
-int qc_st_parse(const void *data, size_t n_bytes, const char *name, qc_st_file *ret, qc_err *err) QC_WARN_UNUSED;
+/* The same for the bytes of a whole file that the caller keeps mapped or allocated (`ret->map` stays empty);
+ * `name` is for messages. */
+int qc_st_parse(const void *data, size_t n_bytes, const char *name, qc_st_file *ret,
+                qc_err *err) QC_WARN_UNUSED;
 
 /* Unmap and free; the struct is empty afterwards. */
 void qc_st_close(qc_st_file *file);

@@ -1,21 +1,26 @@
-/* The decision goes through the rules in a fixed order: target's default, overrides, skip list, group rule. */
+/* The decision goes through the rules in a fixed order: target's default, overrides, skip list, group rule.
+ */
 #include "policy.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
 #include <string.h>
 
-#define GROUP_MIN   16
-#define GROUP_MAX   1024
-#define GROUP_ALIGN 8 /* packed tiles hold 4 columns a step and kernels take two steps at once */
+#define GROUP_MIN      16
+#define GROUP_MAX      1024
+#define GROUP_ALIGN    8    /* packed tiles hold 4 columns a step and kernels take two steps at once */
 #define NAME_MAX_BYTES 1024 /* longer names are compared as they are */
 
 qc_policy qc_policy_defaults(void)
 {
     qc_policy p = {
-        .weights = {.grid = {.kind = QC_GRID_AFFINE, .bits = 4, .symmetric = true, .group_elems = 128,
+        .weights = {.grid = {.kind = QC_GRID_AFFINE,
+                             .bits = 4,
+                             .symmetric = true,
+                             .group_elems = 128,
                              .scale_dtype = QC_DT_F16},
-                    .sym_rule = QC_SYM_FULL_RANGE, .search = QC_SEARCH_MSE},
+                    .sym_rule = QC_SYM_FULL_RANGE,
+                    .search = QC_SEARCH_MSE},
         .quantize_embedding = true,
         .group_fallback = QC_GROUP_ERROR,
     };
@@ -55,15 +60,16 @@ static int refuse_group(const char *name, int64_t n_cols, int64_t group, qc_err 
     char hint[32] = "";
     if (fits)
         snprintf(hint, sizeof hint, "%lld or ", (long long)fits);
-    return qc_fail(err, QC_E_UNSUPPORTED,
-                   "tensor '%s': group %lld does not divide its %lld inputs; expected a group that does, as %schannel "
-                   "(--group for linear layers), or a rule for such tensors, as --group-fallback %s",
-                   name, (long long)group, (long long)n_cols, hint, fits ? "smaller" : "channel");
+    return qc_fail(
+        err, QC_E_UNSUPPORTED,
+        "tensor '%s': group %lld does not divide its %lld inputs; expected a group that does, as %schannel "
+        "(--group for linear layers), or a rule for such tensors, as --group-fallback %s",
+        name, (long long)group, (long long)n_cols, hint, fits ? "smaller" : "channel");
 }
 
 /* Make the group of *spec fit n_cols by the policy's rule. */
-static int fit_group(const qc_policy *policy, const char *name, int64_t n_cols, qc_quant_spec *spec, bool *quantize,
-                     bool *fallback, qc_err *err)
+static int fit_group(const qc_policy *policy, const char *name, int64_t n_cols, qc_quant_spec *spec,
+                     bool *quantize, bool *fallback, qc_err *err)
 {
     int64_t group = spec->grid.group_elems;
     if (group == -1) {
@@ -71,7 +77,8 @@ static int fit_group(const qc_policy *policy, const char *name, int64_t n_cols, 
         return QC_OK;
     }
     if (group < GROUP_MIN || group > GROUP_MAX || group % GROUP_ALIGN)
-        return qc_fail(err, QC_E_USAGE, "tensor '%s': group %lld, expected a multiple of %d in %d .. %d or one per channel",
+        return qc_fail(err, QC_E_USAGE,
+                       "tensor '%s': group %lld, expected a multiple of %d in %d .. %d or one per channel",
                        name, (long long)group, GROUP_ALIGN, GROUP_MIN, GROUP_MAX);
     if (n_cols % group == 0)
         return QC_OK;
@@ -106,8 +113,9 @@ static void apply(const qc_override *o, qc_quant_spec *spec, bool *quantize)
         spec->grid.symmetric = o->symmetric;
 }
 
-int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target, int64_t n_rows, int64_t n_cols,
-                     qc_quant_spec *ret_spec, bool *ret_quantize, bool *ret_fallback, qc_err *err)
+int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target, int64_t n_rows,
+                     int64_t n_cols, qc_quant_spec *ret_spec, bool *ret_quantize, bool *ret_fallback,
+                     qc_err *err)
 {
     qc_quant_spec spec = target == QC_TARGET_LINEAR ? policy->weights : policy->embedding;
     bool quantize = target == QC_TARGET_LINEAR || policy->quantize_embedding, fallback = false;
@@ -120,8 +128,8 @@ int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target
     if (spec.grid.bits == 16 || n_rows == 0 || n_cols == 0)
         quantize = false;
     if (quantize && (spec.grid.bits < 2 || spec.grid.bits > 8))
-        return qc_fail(err, QC_E_USAGE, "tensor '%s': %d bits, expected 2 .. 8, or 16 to leave it as it is", name,
-                       spec.grid.bits);
+        return qc_fail(err, QC_E_USAGE, "tensor '%s': %d bits, expected 2 .. 8, or 16 to leave it as it is",
+                       name, spec.grid.bits);
     if (quantize)
         QC_TRY(fit_group(policy, name, n_cols, &spec, &quantize, &fallback, err));
 
@@ -148,6 +156,7 @@ int qc_policy_check_used(const qc_policy *policy, const char *const *names, int6
                            policy->overrides[i].match);
     for (int i = 0; i < policy->n_skip; i++)
         if (!matches_any(policy->skip[i], names, n_names))
-            return qc_fail(err, QC_E_USAGE, "skip pattern '%s' matches no weight matrix of the model", policy->skip[i]);
+            return qc_fail(err, QC_E_USAGE, "skip pattern '%s' matches no weight matrix of the model",
+                           policy->skip[i]);
     return QC_OK;
 }

@@ -22,8 +22,8 @@ static int check_weights(const float *w, int64_t n_rows, int64_t n_cols, qc_err 
         int64_t c = 0;
         while (all_finite(x + c, 1))
             c++;
-        return qc_fail(err, QC_E_INPUT, "weight at row %lld, column %lld is %s, expected a finite number", (long long)r,
-                       (long long)c, x[c] != x[c] ? "NaN" : "infinite");
+        return qc_fail(err, QC_E_INPUT, "weight at row %lld, column %lld is %s, expected a finite number",
+                       (long long)r, (long long)c, x[c] != x[c] ? "NaN" : "infinite");
     }
     return QC_OK;
 }
@@ -43,9 +43,11 @@ static int check_spec(const qc_quant_spec *spec, qc_err *err)
     if (g->kind != QC_GRID_AFFINE || g->bits < 2 || g->bits > 8)
         return qc_fail(err, QC_E_UNSUPPORTED, "grid of %d bits, expected an affine one of 2 .. 8", g->bits);
     if (g->group_elems < 1)
-        return qc_fail(err, QC_E_UNSUPPORTED, "group of %lld columns, expected at least 1", (long long)g->group_elems);
+        return qc_fail(err, QC_E_UNSUPPORTED, "group of %lld columns, expected at least 1",
+                       (long long)g->group_elems);
     if (g->scale_dtype != QC_DT_F16 && g->scale_dtype != QC_DT_BF16 && g->scale_dtype != QC_DT_F32)
-        return qc_fail(err, QC_E_UNSUPPORTED, "scales in %s, expected F16, BF16 or F32", qc_dtype_name(g->scale_dtype));
+        return qc_fail(err, QC_E_UNSUPPORTED, "scales in %s, expected F16, BF16 or F32",
+                       qc_dtype_name(g->scale_dtype));
     return QC_OK;
 }
 

@@ -20,7 +20,8 @@ char *qc_strdup(const char *s);
 /* printf into a new string; NULL when out of memory. */
 char *qc_asprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* n_bytes with the alignment of malloc, for trees of many small objects (64-byte alignment doubles their size). */
+/* n_bytes with the alignment of malloc, for trees of many small objects (64-byte alignment doubles their
+ * size). */
 void *qc_alloc_small(size_t n_bytes);
 
 /* NULL is fine. */
@@ -29,8 +30,8 @@ void qc_free(void *p);
 /* Hand freed memory back to the system, after a phase whose many small objects are gone. */
 void qc_alloc_trim(void);
 
-/* Tests only: make the nth (1-based) next allocation of this process fail, 0 switches it off. Returns how many
- * allocations were made since the last call. */
+/* Tests only: make the nth (1-based) next allocation of this process fail, 0 switches it off. Returns how
+ * many allocations were made since the last call. */
 long qc_alloc_fail_at(long nth);
 
 #endif

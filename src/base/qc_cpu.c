@@ -48,7 +48,8 @@ static uint32_t detect(void)
         flags |= QC_CPU_AVX512BF16;
     /* cpuid leaf 7 edx: 22 amx-bf16, 24 amx-tile, 25 amx-int8; then the kernel must grant tile state 18 */
     const unsigned amx = 1u << 22 | 1u << 24 | 1u << 25;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx && syscall(SYS_arch_prctl, 0x1023, 18) == 0)
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx &&
+        syscall(SYS_arch_prctl, 0x1023, 18) == 0)
         flags |= QC_CPU_AMX;
 #elif defined(__aarch64__)
     flags |= QC_CPU_NEON;
@@ -85,7 +86,8 @@ int qc_cpu_set_mask(const char *names, qc_err *err)
                 i++;
             if (i == N_FEATURES)
                 return qc_fail(err, QC_E_USAGE,
-                               "unknown cpu feature '%.*s' (avx2, avx512, avx512vnni, avx512bf16, amx, neon, dotprod, all)",
+                               "unknown cpu feature '%.*s' (avx2, avx512, avx512vnni, avx512bf16, amx, neon, "
+                               "dotprod, all)",
                                (int)n, p);
             mask |= features[i].flag;
         }

@@ -21,7 +21,8 @@ enum {
 uint32_t qc_cpu_flags(void);
 
 /* Names to hide, comma separated: "avx512,amx", "all" hides everything (scalar reference kernels), "" hides
- * nothing. A feature hides those built on it. Call before any kernel table is made. QC_E_USAGE: unknown name. */
+ * nothing. A feature hides those built on it. Call before any kernel table is made. QC_E_USAGE: unknown name.
+ */
 int qc_cpu_set_mask(const char *names, qc_err *err) QC_WARN_UNUSED;
 
 /* "avx2+avx512+..." of qc_cpu_flags(), "scalar" if none; static storage. */

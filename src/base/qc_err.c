@@ -11,8 +11,8 @@
 
 #define MAX_RAW_BYTES (4 * QC_ERR_MSG_BYTES)
 
-/* Bytes of the printable character at s: 0 for control characters (C0, DEL, C1, line and paragraph separator) and for
- * bytes that are no UTF-8. */
+/* Bytes of the printable character at s: 0 for control characters (C0, DEL, C1, line and paragraph separator)
+ * and for bytes that are no UTF-8. */
 static size_t printable_bytes(const char *s)
 {
     const unsigned char *u = (const unsigned char *)s;
@@ -45,7 +45,7 @@ void qc_one_line(char *dst, size_t cap_bytes, const char *text)
     for (const char *p = text; *p;)
         total += next_piece(&p, piece);
     bool cut = total >= cap_bytes;
-    size_t head = cut ? cap_bytes / 2 : total;     /* shown bytes before the gap end at most here */
+    size_t head = cut ? cap_bytes / 2 : total;             /* shown bytes before the gap end at most here */
     size_t tail = cut ? total - cap_bytes / 2 + 8 : total; /* those behind it start at least here */
     bool gap = false;
     for (const char *p = text; *p;) {

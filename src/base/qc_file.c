@@ -27,7 +27,8 @@ static int open_regular(const char *path, int *ret_fd, struct stat *ret_st, qc_e
     if (fstat(fd, ret_st) != 0 || !S_ISREG(ret_st->st_mode)) {
         close(fd);
         return qc_fail(err, QC_E_INPUT, "%s: %s", path,
-                       S_ISDIR(ret_st->st_mode) ? "is a folder, a file was expected" : "is not a regular file");
+                       S_ISDIR(ret_st->st_mode) ? "is a folder, a file was expected"
+                                                : "is not a regular file");
     }
     *ret_fd = fd;
     return QC_OK;
@@ -43,7 +44,8 @@ int qc_file_map(const char *path, qc_mapped *ret, qc_err *err)
         p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED)
-        return qc_fail(err, QC_E_RESOURCE, "%s: can not map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
+        return qc_fail(err, QC_E_RESOURCE, "%s: can not map %lld bytes: %s", path, (long long)st.st_size,
+                       strerror(errno));
     *ret = (qc_mapped){.data = p, .n_bytes = (size_t)st.st_size};
     return QC_OK;
 }
@@ -86,7 +88,8 @@ int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *re
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0) {
-            rc = qc_fail(err, QC_E_INPUT, "%s: %s", path, n < 0 ? strerror(errno) : "file shrank while it was read");
+            rc = qc_fail(err, QC_E_INPUT, "%s: %s", path,
+                         n < 0 ? strerror(errno) : "file shrank while it was read");
             goto out;
         }
         done += (size_t)n;
@@ -210,8 +213,8 @@ static bool is_temp_name(const char *name, const char *base)
     return *digits && digits[strspn(digits, "0123456789")] == 0;
 }
 
-/* A writer holds a lock on its temporary file; the lock of a process that ended, however it ended, is gone. (A process
- * id would not do: it means nothing in another container, and comes back.) */
+/* A writer holds a lock on its temporary file; the lock of a process that ended, however it ended, is gone.
+ * (A process id would not do: it means nothing in another container, and comes back.) */
 static void remove_if_stale(int folder_fd, const char *name)
 {
     int fd = openat(folder_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
@@ -233,8 +236,8 @@ static void remove_stale_temps(const char *folder, const char *base)
     closedir(dir);
 }
 
-/* Create and lock the temporary file; -1 and errno on failure. Somebody who looks for stale files may lock and remove
- * it between the two steps: then the name is gone or another's, and we try again. */
+/* Create and lock the temporary file; -1 and errno on failure. Somebody who looks for stale files may lock
+ * and remove it between the two steps: then the name is gone or another's, and we try again. */
 static int create_locked(const char *path)
 {
     for (int attempt = 0; attempt < 16; attempt++) {
@@ -377,7 +380,8 @@ static int rename_output(const char *from, const char *to, bool replace, qc_err 
     if (!failed)
         return QC_OK;
     if (errno == EEXIST)
-        return qc_fail(err, QC_E_USAGE, "%s: exists already, it appeared during the run (--force replaces it)", to);
+        return qc_fail(err, QC_E_USAGE,
+                       "%s: exists already, it appeared during the run (--force replaces it)", to);
     return qc_fail(err, QC_E_RESOURCE, "%s: rename failed: %s", to, strerror(errno));
 }
 
@@ -462,7 +466,8 @@ static void on_signal(int sig)
     _exit(128 + sig);
 }
 
-/* A mapped input that somebody cuts short while we read it ends here: no data to go on with, so say so and leave. */
+/* A mapped input that somebody cuts short while we read it ends here: no data to go on with, so say so and
+ * leave. */
 static void on_bus_error(int sig)
 {
     (void)sig;

@@ -2,8 +2,8 @@
  *
  * An output is written under a temporary name in the target folder and renamed by qc_outfile_commit() after
  * fsync. Temporary names are registered, so that a second SIGINT (which ends the process at once) still
- * removes them. A writer holds a lock on its temporary file; files without one were left by a process that was
- * killed and are removed when the same target is opened next. */
+ * removes them. A writer holds a lock on its temporary file; files without one were left by a process that
+ * was killed and are removed when the same target is opened next. */
 #ifndef QC_FILE_H
 #define QC_FILE_H
 
@@ -28,9 +28,10 @@ void qc_file_unmap(qc_mapped *map);
  * Keeps peak memory at what is in use although whole files are mapped. */
 void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes);
 
-/* Whole file into an owned, NUL-terminated buffer (qc_free). QC_E_INPUT if over max_bytes, which bounds what a
- * hostile path can make us allocate. "-" is not special. */
-int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+/* Whole file into an owned, NUL-terminated buffer (qc_free). QC_E_INPUT if over max_bytes, which bounds what
+ * a hostile path can make us allocate. "-" is not special. */
+int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes,
+                 qc_err *err) QC_WARN_UNUSED;
 
 /* Is there anything of that name (a dangling link counts) / a folder, links followed? */
 bool qc_path_exists(const char *path);
@@ -39,11 +40,12 @@ bool qc_path_is_dir(const char *path);
 /* Do both paths name the same file or folder (device and inode; false if either is missing)? */
 bool qc_path_same(const char *a, const char *b);
 
-/* Would an output under one of these names replace that under the other: the same name in the same folder, however it
- * is spelled? Neither has to exist. */
+/* Would an output under one of these names replace that under the other: the same name in the same folder,
+ * however it is spelled? Neither has to exist. */
 bool qc_path_same_entry(const char *a, const char *b);
 
-/* folder + "/" + name, owned; name alone if it is absolute or folder is "" or NULL. NULL when out of memory. */
+/* folder + "/" + name, owned; name alone if it is absolute or folder is "" or NULL. NULL when out of memory.
+ */
 char *qc_path_join(const char *folder, const char *name);
 
 /* Folder part of a path ("." if it has none), owned. NULL when out of memory. */
@@ -62,8 +64,8 @@ bool qc_path_same_disk(const char *a, const char *b);
 
 typedef struct qc_outfile qc_outfile;
 
-/* May an output become `path`? QC_E_USAGE if the path exists and !force, or names what is no file: a folder, a device,
- * a pipe (also at the end of a link), which a rename would do away with. */
+/* May an output become `path`? QC_E_USAGE if the path exists and !force, or names what is no file: a folder,
+ * a device, a pipe (also at the end of a link), which a rename would do away with. */
 int qc_outfile_check(const char *path, bool force, qc_err *err) QC_WARN_UNUSED;
 
 /* Start an output that will become `path`. QC_E_USAGE as qc_outfile_check;
@@ -72,7 +74,8 @@ int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
 
 /* Append bytes / write at an absolute offset (the file grows as needed). QC_E_RESOURCE on any I/O error. */
 int qc_outfile_write(qc_outfile *out, const void *data, size_t n_bytes, qc_err *err) QC_WARN_UNUSED;
-int qc_outfile_pwrite(qc_outfile *out, const void *data, size_t n_bytes, uint64_t offset, qc_err *err) QC_WARN_UNUSED;
+int qc_outfile_pwrite(qc_outfile *out, const void *data, size_t n_bytes, uint64_t offset,
+                      qc_err *err) QC_WARN_UNUSED;
 
 /* Where the next qc_outfile_write goes = bytes appended so far. */
 uint64_t qc_outfile_offset(const qc_outfile *out);
@@ -83,9 +86,9 @@ const char *qc_outfile_temp_path(const qc_outfile *out);
 /* fsync the file under its temporary name (written data are on disk, name not yet final). */
 int qc_outfile_sync(qc_outfile *out, qc_err *err) QC_WARN_UNUSED;
 
-/* fsync, rename to the final path, fsync the folder, free. Without force a file that appeared there meanwhile is left
- * alone (QC_E_USAGE). With other_path the output gets that name instead, replacing what is there. On failure the
- * temporary file is removed and out is freed too. */
+/* fsync, rename to the final path, fsync the folder, free. Without force a file that appeared there meanwhile
+ * is left alone (QC_E_USAGE). With other_path the output gets that name instead, replacing what is there. On
+ * failure the temporary file is removed and out is freed too. */
 int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err) QC_WARN_UNUSED;
 
 /* Remove the temporary file and free. NULL is fine. */
@@ -103,9 +106,10 @@ int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err) QC_WARN_UNUSED
 
 /* ---- interrupts ---- */
 
-/* Install handlers: the first SIGINT, SIGTERM or SIGHUP (that one not where it is ignored, as under nohup) sets a flag,
- * the second removes temporary files and ends the process with 128 + n; a mapped input that shrinks (SIGBUS) ends it with
- * one line and 3; closed pipes and file size limits become write errors. Called once by each program. */
+/* Install handlers: the first SIGINT, SIGTERM or SIGHUP (that one not where it is ignored, as under nohup)
+ * sets a flag, the second removes temporary files and ends the process with 128 + n; a mapped input that
+ * shrinks (SIGBUS) ends it with one line and 3; closed pipes and file size limits become write errors. Called
+ * once by each program. */
 void qc_signals_install(void);
 
 /* Number of the signal that asked to stop, 0 if none: long loops poll it and return QC_E_INTERRUPTED through

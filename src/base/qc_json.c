@@ -54,14 +54,18 @@ bool qc_utf8_valid(const char *text, size_t n_bytes, size_t *ret_bad)
             }
         }
         unsigned c = s[i];
-        size_t n = c < 0x80 ? 1 : c >= 0xC2 && c < 0xE0 ? 2 : c >= 0xE0 && c < 0xF0 ? 3 : c >= 0xF0 && c < 0xF5 ? 4 : 0;
+        size_t n = c < 0x80                ? 1
+                   : c >= 0xC2 && c < 0xE0 ? 2
+                   : c >= 0xE0 && c < 0xF0 ? 3
+                   : c >= 0xF0 && c < 0xF5 ? 4
+                                           : 0;
         if (n == 0 || i + n > n_bytes)
             goto bad;
         for (size_t k = 1; k < n; k++)
             if ((s[i + k] & 0xC0) != 0x80)
                 goto bad;
-        if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F) || (c == 0xF0 && s[i + 1] < 0x90) ||
-            (c == 0xF4 && s[i + 1] > 0x8F))
+        if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F) ||
+            (c == 0xF0 && s[i + 1] < 0x90) || (c == 0xF4 && s[i + 1] > 0x8F))
             goto bad;
         i += n;
     }
@@ -79,9 +83,9 @@ size_t qc_utf8_char_bytes(const char *s)
     return qc_utf8_valid(s, strnlen(s, n_bytes), NULL) && c ? n_bytes : 0;
 }
 
-/* What cJSON does not look at, on the raw text: depth (before it recurses, so that a hostile file can not use up the
- * stack), control characters in strings, and the escape of NUL, which would cut its C strings short. NULL if all is
- * well, else what is wrong at *ret_at. */
+/* What cJSON does not look at, on the raw text: depth (before it recurses, so that a hostile file can not use
+ * up the stack), control characters in strings, and the escape of NUL, which would cut its C strings short.
+ * NULL if all is well, else what is wrong at *ret_at. */
 static const char *scan_text(const char *text, size_t n_bytes, size_t *ret_at)
 {
     int depth = 0;
@@ -146,7 +150,8 @@ static int check_unique(const cJSON *item, const char *name, qc_err *err)
     return rc;
 }
 
-int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool unique_keys, cJSON **ret_doc, qc_err *err)
+int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool unique_keys, cJSON **ret_doc,
+                  qc_err *err)
 {
     size_t bad;
     if (!qc_utf8_valid(text, n_bytes, &bad))
@@ -165,7 +170,8 @@ int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool uniqu
     if (!doc || rest != text + n_bytes) {
         cJSON_Delete(doc);
         bad = rest > text + n_bytes ? n_bytes : (size_t)(rest - text);
-        return fail_at(name, text, bad, n_bytes == 0 ? "empty file, json expected" : "json syntax error", err);
+        return fail_at(name, text, bad, n_bytes == 0 ? "empty file, json expected" : "json syntax error",
+                       err);
     }
     int rc = unique_keys ? check_unique(doc, name, err) : QC_OK;
     if (rc < 0)

@@ -19,8 +19,8 @@ struct qc_map {
     size_t n_keys;
 };
 
-/* Keys come from files: a seed of this process keeps a crafted file from making all its keys collide. Nothing but the
- * order inside the table depends on it. */
+/* Keys come from files: a seed of this process keeps a crafted file from making all its keys collide. Nothing
+ * but the order inside the table depends on it. */
 static uint64_t hash_seed;
 static pthread_once_t hash_seeded = PTHREAD_ONCE_INIT;
 

@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Candidates in this order: <exe>/../share/qconvert (any prefix, DESTDIR included), the source tree of an uninstalled
- * build (build/src/cli), the configured data folder. `instead` ends the message: the way out, or "". */
+/* Candidates in this order: <exe>/../share/qconvert (any prefix, DESTDIR included), the source tree of an
+ * uninstalled build (build/src/cli), the configured data folder. `instead` ends the message: the way out, or
+ * "". */
 static int find(const char *installed, const char *in_tree, const char *instead, char **ret, qc_err *err)
 {
     char exe[PATH_MAX];
@@ -29,8 +30,8 @@ static int find(const char *installed, const char *in_tree, const char *instead,
     }
     qc_free(folder);
     if (!found)
-        return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed%s", QC_DATADIR,
-                       installed, instead);
+        return qc_fail(err, QC_E_INPUT, "%s/qconvert/%s: the bundled demo data are not installed%s",
+                       QC_DATADIR, installed, instead);
     char whole[PATH_MAX]; /* without the dots, for people to read */
     *ret = qc_strdup(realpath(found, whole) ? whole : found);
     qc_free(found);
@@ -44,5 +45,6 @@ int qc_demo_model(char **ret, qc_err *err)
 
 int qc_demo_text(char **ret, qc_err *err)
 {
-    return find("demo/heldout.txt", "text/austen-heldout.txt", "; name a text of your own with --text", ret, err);
+    return find("demo/heldout.txt", "text/austen-heldout.txt", "; name a text of your own with --text", ret,
+                err);
 }

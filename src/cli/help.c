@@ -20,7 +20,9 @@ static const struct {
     {{"3", "bad input: a file or value is broken"}, EVERY},
     {{"4", "not supported: model family, field, device, format, or a known key not built yet"}, EVERY},
     {{"5", "out of memory or disk, over a cap, or an output could not be written"}, EVERY},
-    {{"6", "done, gates passed, but more fallbacks than the recipe's allow permits (none if it says nothing)"}, JOBS},
+    {{"6",
+      "done, gates passed, but more fallbacks than the recipe's allow permits (none if it says nothing)"},
+     JOBS},
     {{"128+n", "ended by signal n"}, EVERY}};
 #define N_EXIT_CODES (sizeof exit_codes / sizeof exit_codes[0])
 

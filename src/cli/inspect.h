@@ -17,7 +17,8 @@ int qc_inspect_check(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 int qc_inspect_hash(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 
 /* stdin to stdout through the tokenizer of a tokenizer.json, a folder, or a packed file. */
-int qc_inspect_tokenize(const char *path, const qc_encode_options *options, bool jsonl, qc_err *err) QC_WARN_UNUSED;
+int qc_inspect_tokenize(const char *path, const qc_encode_options *options, bool jsonl,
+                        qc_err *err) QC_WARN_UNUSED;
 int qc_inspect_detokenize(const char *path, bool jsonl, qc_err *err) QC_WARN_UNUSED;
 
 #endif

@@ -54,14 +54,15 @@ static int open_inputs(job *j, qc_err *err)
     if (length == 0)
         length = limit < 2048 ? limit : 2048;
     if (length > limit)
-        return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions", (long long)length, r->model,
-                       (long long)limit);
+        return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions",
+                       (long long)length, r->model, (long long)limit);
     if (r->run.memory_bytes && r->run.memory_bytes <= QC_PROGRAM_BYTES)
         return qc_fail(err, QC_E_RESOURCE, "run.memory: the program alone needs %llu MB",
                        (unsigned long long)(QC_PROGRAM_BYTES / 1000000 + 1));
     uint64_t cap = r->run.memory_bytes ? r->run.memory_bytes - QC_PROGRAM_BYTES : 0;
     QC_TRY(qc_windows_plan_bytes(j->src, j->text, &j->windows_plan_bytes, err));
-    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special, cap, &j->windows, err);
+    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special, cap,
+                               &j->windows, err);
 }
 
 static void close_job(job *j)
@@ -114,7 +115,8 @@ static int check_resources(const job *j, qc_err *err)
     uint64_t cap = j->recipe->run.memory_bytes;
     if (cap && j->peak_plan_bytes > cap)
         return qc_fail(err, QC_E_RESOURCE, "the plan needs %llu MB of memory, run.memory is %llu MB",
-                       (unsigned long long)(j->peak_plan_bytes / 1000000 + 1), (unsigned long long)(cap / 1000000));
+                       (unsigned long long)(j->peak_plan_bytes / 1000000 + 1),
+                       (unsigned long long)(cap / 1000000));
     return qc_job_check_disk(j, err);
 }
 
@@ -142,7 +144,8 @@ static int make_plan(job *j, qc_err *err)
     for (int i = 0; i < r->verify.n_gates; i++) {
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
         if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
-            return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off", r->verify.gates[i].name);
+            return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
+                           r->verify.gates[i].name);
     }
     plan_resources(j);
     return check_resources(j, err);
@@ -164,8 +167,9 @@ static int hash_source(job *j, qc_err *err)
 
 static int add_side_files(const job *j, output *o, qc_err *err)
 {
-    static const char *const names[] = {"config.json", "generation_config.json", "tokenizer.json",
-                                        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+    static const char *const names[] = {
+        "config.json",           "generation_config.json",  "tokenizer.json",
+        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char *text = NULL;
         size_t n_bytes = 0;
@@ -186,7 +190,8 @@ static int convert(job *j, output *o, qc_err *err)
 {
     double start = qc_now_seconds();
     qc_progress_begin("quantize", 1);
-    qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite, .progress = show_progress};
+    qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite,
+                                  .progress = show_progress};
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
     if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
         (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
@@ -289,7 +294,9 @@ static bool over_allowance(const job *j)
             if (strcmp(j->recipe->allow[k].name, e->kind) == 0)
                 allowed = j->recipe->allow[k].limit;
         if (e->level == QC_EVENT_FALLBACK && (double)qc_event_count(&j->events, e->kind) > allowed) {
-            qc_log(QC_LOG_WARN, "%lld fallbacks of the kind %s, allow.%s permits %g: exit code 6 (--set allow.%s=N permits N)",
+            qc_log(QC_LOG_WARN,
+                   "%lld fallbacks of the kind %s, allow.%s permits %g: exit code 6 (--set allow.%s=N "
+                   "permits N)",
                    (long long)qc_event_count(&j->events, e->kind), e->kind, e->kind, allowed, e->kind);
             return true;
         }

@@ -15,8 +15,8 @@ typedef struct qc_job_options {
     bool quiet;       /* no summary on stdout */
 } qc_job_options;
 
-/* Run the job of a recipe (model and at least one emit entry set). Returns the exit code of a job that ran to its end (0;
- * 1 a gate failed; 6 more fallbacks than allowed) or a QC_E_* code. */
+/* Run the job of a recipe (model and at least one emit entry set). Returns the exit code of a job that ran to
+ * its end (0; 1 a gate failed; 6 more fallbacks than allowed) or a QC_E_* code. */
 int qc_job_run(const qc_recipe *recipe, const qc_job_options *options, qc_err *err) QC_WARN_UNUSED;
 
 #endif

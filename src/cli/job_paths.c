@@ -20,7 +20,8 @@ static int check_no_input(const job *j, const target *t, const char *folder, qc_
 {
     const qc_recipe *r = j->recipe;
     if (qc_path_same(t->path, r->model) || qc_path_same(folder, r->model))
-        return qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", t->path, t->what, r->model);
+        return qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", t->path, t->what,
+                       r->model);
     if (j->text && qc_path_same(t->path, j->text))
         return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", t->path, t->what);
     if (r->file && qc_path_same(t->path, r->file))
@@ -75,8 +76,8 @@ static int check_all(const job *j, const target *targets, int n, qc_err *err)
         QC_TRY(check_target(j, &targets[i], err));
         for (int k = 0; k < i; k++)
             if (qc_path_same_entry(targets[i].path, targets[k].path))
-                return qc_fail(err, QC_E_USAGE, "%s: named for both %s and %s", targets[i].path, targets[k].what,
-                               targets[i].what);
+                return qc_fail(err, QC_E_USAGE, "%s: named for both %s and %s", targets[i].path,
+                               targets[k].what, targets[i].what);
     }
     return QC_OK;
 }
@@ -86,7 +87,8 @@ int qc_job_check_paths(const job *j, qc_err *err)
     size_t most = (size_t)j->recipe->n_emit * 2 + 2;
     target *targets = qc_calloc(most, sizeof *targets);
     int n = targets ? list_targets(j, targets) : -1;
-    int rc = n < 0 ? qc_fail_nomem(err, "output names", most * sizeof *targets) : check_all(j, targets, n, err);
+    int rc =
+        n < 0 ? qc_fail_nomem(err, "output names", most * sizeof *targets) : check_all(j, targets, n, err);
     for (size_t i = 0; targets && i < most; i++)
         qc_free(targets[i].owned);
     qc_free(targets);
@@ -107,8 +109,9 @@ static int check_room(const demand *demands, int n, qc_err *err)
             if (k == i || qc_path_same_disk(demands[k].folder, demands[i].folder))
                 needed += demands[k].n_bytes;
         if (needed > there)
-            return qc_fail(err, QC_E_RESOURCE, "%s: %llu MB are needed on disk, %llu MB are free", demands[i].folder,
-                           (unsigned long long)(needed / 1000000 + 1), (unsigned long long)(there / 1000000));
+            return qc_fail(err, QC_E_RESOURCE, "%s: %llu MB are needed on disk, %llu MB are free",
+                           demands[i].folder, (unsigned long long)(needed / 1000000 + 1),
+                           (unsigned long long)(there / 1000000));
     }
     return QC_OK;
 }
@@ -129,7 +132,8 @@ int qc_job_check_disk(const job *j, qc_err *err)
         demands[n] = (demand){qc_strdup(scratch), j->scratch_plan_bytes};
         complete = demands[n++].folder != NULL;
     }
-    int rc = complete ? check_room(demands, n, err) : qc_fail_nomem(err, "folders", (size_t)n * sizeof *demands);
+    int rc =
+        complete ? check_room(demands, n, err) : qc_fail_nomem(err, "folders", (size_t)n * sizeof *demands);
     for (int i = 0; i < n; i++)
         qc_free(demands[i].folder);
     qc_free(demands);

@@ -64,13 +64,15 @@ int qc_job_print_plan(const job *j, qc_err *err)
     for (int i = 0; i < j->n_outputs; i++) {
         const output *o = &j->outputs[i];
         tally t = count_actions(&o->plan);
-        printf("step %d   quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out %lld\n", i + 1,
-               (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied, (long long)t.n_kept16,
-               (long long)t.n_left_out);
+        printf("step %d   quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out "
+               "%lld\n",
+               i + 1, (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,
+               (long long)t.n_kept16, (long long)t.n_left_out);
         printf("         write %s (qpk, %.1f MB of tensors)\n", o->emit->path, mb(o->plan.bytes_out));
         if (j->text)
             printf("         read it back and score %lld window%s of %lld tokens of %s beside the model\n",
-                   (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s", (long long)j->windows.length, j->text);
+                   (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s",
+                   (long long)j->windows.length, j->text);
         else
             printf("         read it back and compare its sums\n");
     }

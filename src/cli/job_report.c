@@ -34,8 +34,11 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .outputs = qc_calloc((size_t)j->n_outputs + 1, sizeof *x->outputs),
         .recipe = artifact_recipe ? qc_recipe_artifact_json(j->recipe) : qc_recipe_to_json(j->recipe),
         .plan = qc_job_plan_json(j),
-        .timings = {{"open", j->times.open}, {"hash", j->times.hash}, {"convert", j->times.convert},
-                    {"verify", j->times.verify}, {"total", j->times.total}},
+        .timings = {{"open", j->times.open},
+                    {"hash", j->times.hash},
+                    {"convert", j->times.convert},
+                    {"verify", j->times.verify},
+                    {"total", j->times.total}},
     };
     if (!x->sources || !x->outputs || !x->recipe || !x->plan)
         return false;
@@ -45,7 +48,10 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         const output *o = &j->outputs[i];
         qc_report_output *r = &x->outputs[i];
         *r = (qc_report_output){
-            .artifact = {.format = "qpk", .path = o->final_path, .n_bytes = o->n_bytes, .rejected = o->rejected},
+            .artifact = {.format = "qpk",
+                         .path = o->final_path,
+                         .n_bytes = o->n_bytes,
+                         .rejected = o->rejected},
             .accounts = &o->accounts,
             .evaluation = j->recipe->verify.enabled ? &o->evaluation : NULL,
             .gates = o->gates,

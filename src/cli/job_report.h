@@ -10,8 +10,8 @@ cJSON *qc_job_plan_json(const job *j);
 /* Plan of a dry run on stdout, as text or json. */
 int qc_job_print_plan(const job *j, qc_err *err) QC_WARN_UNUSED;
 
-/* Manifest that travels inside the artifact: tool version, source hashes, the part of the recipe that decides its bytes.
- * Owned text (qc_free), NULL when out of memory. */
+/* Manifest that travels inside the artifact: tool version, source hashes, the part of the recipe that decides
+ * its bytes. Owned text (qc_free), NULL when out of memory. */
 char *qc_job_embedded_manifest(const job *j, const output *o);
 
 /* Summary on stdout, report and manifest files. */

@@ -45,7 +45,8 @@ typedef struct job {
     output *outputs;
     int n_outputs;
     qc_event_list events;
-    qc_event_list repeated_events; /* of outputs with the grids of an earlier one: each fallback counts once */
+    qc_event_list
+        repeated_events;       /* of outputs with the grids of an earlier one: each fallback counts once */
     char (*source_sha256)[65]; /* [src->n_files]; NULL before hashing */
     uint64_t peak_plan_bytes;  /* memory that the plan expects */
     uint64_t disk_plan_bytes;  /* of artifacts and scratch file together */

@@ -6,7 +6,8 @@
 
 #include <cjson/cJSON.h>
 
-/* What a process of this project takes before it does anything: code, libraries, tables. Counts against --memory. */
+/* What a process of this project takes before it does anything: code, libraries, tables. Counts against
+ * --memory. */
 #define QC_PROGRAM_BYTES (48ull << 20)
 
 /* The job of a program. Returns 0, a positive exit code of its own (1: a gate failed or things differ, 6: too

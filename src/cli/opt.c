@@ -240,7 +240,8 @@ static int surplus_operand(const qc_args *args, const char *text, qc_err *err)
                            ? NULL
                            : qc_nearest(args->operands[0], command_at, program, n_commands);
     if (near)
-        return qc_args_fail(program, err, "unknown command '%.80s' (did you mean '%s'?)", args->operands[0], near);
+        return qc_args_fail(program, err, "unknown command '%.80s' (did you mean '%s'?)", args->operands[0],
+                            near);
     return qc_args_fail(program, err, "unexpected argument '%.80s'", text);
 }
 

@@ -37,7 +37,8 @@ static const qc_opt qconvert_opts[] = {
     {"plain-special", .key = "verify.plain_special", .value = "true",
      .help = "text that spells a special token is ordinary text, not that token"},
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
-     .help = "limit that the artifact must keep, as ppl_ratio=1.08: at most this, at least for top1; may be repeated"},
+     .help = "limit that the artifact must keep, as ppl_ratio=1.08: at most this, at least for top1; may be "
+             "repeated"},
     {"no-verify", .key = "verify.enabled", .value = "false", .help = "do not measure what was written"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},
@@ -45,7 +46,8 @@ static const qc_opt qconvert_opts[] = {
     {"memory", .key = "run.memory"},
     {"allow-nonfinite", .key = "run.allow_nonfinite", .value = "true",
      .help = "go on when weights hold NaN or infinity"},
-    {"demo", .group = "Run", .help = "convert the small model that comes with the program; without -o into the folder "
+    {"demo", .group = "Run",
+     .help = "convert the small model that comes with the program; without -o into the folder "
              "qconvert-demo, whose files are replaced"},
     {"dry-run", 'n', .help = "print the plan (memory, disk, steps) and stop"},
     {"resume", .help = "go on with a run that was interrupted", .later = true},
@@ -72,16 +74,17 @@ const qc_program qc_program_qconvert = {
     .name = "qconvert",
     .summary = "quantize a checkpoint and prove the result good",
     .synopsis = qconvert_synopsis,
-    .description = "Read a Hugging Face checkpoint, put its weights on integer grids, write a packed file, "
-                   "read that back and "
-                   "measure it against the 16-bit model with a forward pass of its own: perplexity and KL "
-                   "divergence. Gates "
-                   "decide the exit code.\n\n"
-                   "A recipe (YAML) holds everything that can be set; options win over it. Relative paths in "
-                   "a recipe are taken "
-                   "from its folder, those of options from the current one.\n\n"
-                   "docs/recipe.md lists all keys of a recipe, docs/report.md says what the printed figures mean and "
-                   "what to do when a gate fails; both are installed in share/doc/qconvert.",
+    .description =
+        "Read a Hugging Face checkpoint, put its weights on integer grids, write a packed file, "
+        "read that back and "
+        "measure it against the 16-bit model with a forward pass of its own: perplexity and KL "
+        "divergence. Gates "
+        "decide the exit code.\n\n"
+        "A recipe (YAML) holds everything that can be set; options win over it. Relative paths in "
+        "a recipe are taken "
+        "from its folder, those of options from the current one.\n\n"
+        "docs/recipe.md lists all keys of a recipe, docs/report.md says what the printed figures mean and "
+        "what to do when a gate fails; both are installed in share/doc/qconvert.",
     .opts = qconvert_opts,
     .examples = qconvert_examples,
     .max_operands = 1,

@@ -177,8 +177,9 @@ static const qc_key emit_keys[] = {
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type), .now = "", .help = "subtype of the format (gguf: q4_k_m)"},
     {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize),
-     .sub = quantize_keys, .optional = true, .now = "",
-     .help = "another grid for this output; keys as in quantize"},
+     .sub = quantize_keys, .optional = true,
+     .help =
+         "another grid for this output; keys and defaults as in quantize, nothing is taken over from there"},
     {0}
 #undef S
 };

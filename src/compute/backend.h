@@ -1,11 +1,11 @@
-/* The border between the product and the hardware: a table of named operations, implemented by cpu/ and later by
- * cuda/. Everything above (model, eval, quant, calib) computes only through it.
+/* The border between the product and the hardware: a table of named operations, implemented by cpu/ and later
+ * by cuda/. Everything above (model, eval, quant, calib) computes only through it.
  *
- * Buffers are made by alloc and hold float32 in the backend's own address space: the host never dereferences them,
- * data cross by upload and download. (On the CPU both are copies within one memory.) All matrices are row major;
- * strides are in elements and default to dense. Operations return 0 or a QC_E_* code. An operation splits its work
- * in tiles that depend on the shapes alone and adds in a fixed order, so results do not depend on the number of
- * threads. Letters: T tokens (rows), K inputs, N outputs, H heads, D head size. */
+ * Buffers are made by alloc and hold float32 in the backend's own address space: the host never dereferences
+ * them, data cross by upload and download. (On the CPU both are copies within one memory.) All matrices are
+ * row major; strides are in elements and default to dense. Operations return 0 or a QC_E_* code. An operation
+ * splits its work in tiles that depend on the shapes alone and adds in a fixed order, so results do not
+ * depend on the number of threads. Letters: T tokens (rows), K inputs, N outputs, H heads, D head size. */
 #ifndef QC_BACKEND_H
 #define QC_BACKEND_H
 
@@ -29,30 +29,31 @@ typedef int (*qc_fetch_rows_fn)(void *ctx, int64_t row0, int64_t n_rows, float *
 typedef enum { QC_ACT_SILU = 0, QC_ACT_GELU_TANH = 1 } qc_activation;
 
 typedef struct qc_attention_shape {
-    int64_t n_tokens;      /* T: queries and keys are positions 0 .. T-1 of one sequence */
-    int64_t n_heads;       /* query heads */
-    int64_t n_kv_heads;    /* divides n_heads; query head h reads kv head h / (n_heads / n_kv_heads) */
-    int64_t head_dim;      /* D */
-    int64_t window;        /* query i sees keys max(0, i - window + 1) .. i; 0 = all keys up to i */
-    float scale;           /* scores = scale * q . k */
-    float softcap;         /* scores = softcap * tanh(scores / softcap) before the softmax; 0 = none */
+    int64_t n_tokens;   /* T: queries and keys are positions 0 .. T-1 of one sequence */
+    int64_t n_heads;    /* query heads */
+    int64_t n_kv_heads; /* divides n_heads; query head h reads kv head h / (n_heads / n_kv_heads) */
+    int64_t head_dim;   /* D */
+    int64_t window;     /* query i sees keys max(0, i - window + 1) .. i; 0 = all keys up to i */
+    float scale;        /* scores = scale * q . k */
+    float softcap;      /* scores = softcap * tanh(scores / softcap) before the softmax; 0 = none */
 } qc_attention_shape;
 
-/* Running scores of one position while its logits arrive in slices of the vocabulary (Milakov & Gimelshein 2018,
- * online softmax). a = reference or only model, b = the other model (unused when scoring one model). */
+/* Running scores of one position while its logits arrive in slices of the vocabulary (Milakov & Gimelshein
+ * 2018, online softmax). a = reference or only model, b = the other model (unused when scoring one model). */
 typedef struct qc_score {
-    double sum_a, sum_b;        /* sum exp(logit - max) so far */
-    double cross;               /* sum exp(a - max_a) * (a - b) so far */
-    float max_a, max_b;         /* largest logit so far */
-    float target_a, target_b;   /* logit of the target id, once seen */
-    int32_t top_a, top_b;       /* first id with the largest logit */
-    int32_t n_nonfinite;        /* NaN or infinite logits seen */
+    double sum_a, sum_b;      /* sum exp(logit - max) so far */
+    double cross;             /* sum exp(a - max_a) * (a - b) so far */
+    float max_a, max_b;       /* largest logit so far */
+    float target_a, target_b; /* logit of the target id, once seen */
+    int32_t top_a, top_b;     /* first id with the largest logit */
+    int32_t n_nonfinite;      /* NaN or infinite logits seen */
 } qc_score;
 
 struct qc_backend {
     const char *name; /* "cpu", "cuda:0" */
 
-    /* Buffers are plain host memory: any host pointer serves as one, and upload and download can be left out. */
+    /* Buffers are plain host memory: any host pointer serves as one, and upload and download can be left out.
+     */
     bool host_memory;
 
     /* n_elems float32, uninitialised; NULL and a message when out of memory. */
@@ -71,19 +72,20 @@ struct qc_backend {
     int (*linear)(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
                   const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 
-    /* y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * (gain + gain_offset). Rows of dim elements, strides ldy, ldx;
-     * y may be x. RMSNorm, Zhang & Sennrich 2019; gain_offset 1 is the Gemma form. */
+    /* y[r, :] = x[r, :] / sqrt(mean(x[r, :]^2) + eps) * (gain + gain_offset). Rows of dim elements, strides
+     * ldy, ldx; y may be x. RMSNorm, Zhang & Sennrich 2019; gain_offset 1 is the Gemma form. */
     int (*rms_norm)(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const float *gain,
                     float gain_offset, int64_t n_rows, int64_t dim, float eps, qc_err *err);
 
     /* Rotate the first rotary_dim elements of each of n_heads heads in place, pairs (i, i + rotary_dim / 2):
      * x_i' = x_i cos_i - x_j sin_i, x_j' = x_j cos_i + x_i sin_i (RoFormer, half-split form).
      * x[T, ldx], head h at column h * head_dim; cos_t, sin_t [T, rotary_dim / 2]. */
-    int (*rope)(qc_backend *be, float *x, int64_t ldx, const float *cos_t, const float *sin_t, int64_t n_tokens,
-                int64_t n_heads, int64_t head_dim, int64_t rotary_dim, qc_err *err);
+    int (*rope)(qc_backend *be, float *x, int64_t ldx, const float *cos_t, const float *sin_t,
+                int64_t n_tokens, int64_t n_heads, int64_t head_dim, int64_t rotary_dim, qc_err *err);
 
-    /* out[T, H * D] = causal softmax attention of one sequence; q[T, H * D], k, v[T, H_kv * D], dense rows. No T x T
-     * matrix is kept (FlashAttention's blocking); softmax in float32. out must not overlap the inputs. */
+    /* out[T, H * D] = causal softmax attention of one sequence; q[T, H * D], k, v[T, H_kv * D], dense rows.
+     * No T x T matrix is kept (FlashAttention's blocking); softmax in float32. out must not overlap the
+     * inputs. */
     int (*attention)(qc_backend *be, float *out, const float *q, const float *k, const float *v,
                      const qc_attention_shape *shape, qc_err *err);
 
@@ -94,17 +96,19 @@ struct qc_backend {
     /* y[i] += alpha * x[i] */
     int (*add)(qc_backend *be, float *y, const float *x, float alpha, int64_t n_elems, qc_err *err);
 
-    /* Take n_vocab logits per token, of ids vocab0 .., into scores[T] (host memory; start from qc_score_start).
-     * logits_b NULL: one model. softcap > 0: logit = softcap * tanh(logit / softcap) first. targets[T] in host
-     * memory. Slices arrive in ascending order. */
+    /* Take n_vocab logits per token, of ids vocab0 .., into scores[T] (host memory; start from
+     * qc_score_start). logits_b NULL: one model. softcap > 0: logit = softcap * tanh(logit / softcap) first.
+     * targets[T] in host memory. Slices arrive in ascending order. */
     int (*score)(qc_backend *be, qc_score *scores, const float *logits_a, const float *logits_b, int64_t ld,
-                 const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap, qc_err *err);
+                 const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
+                 qc_err *err);
 
     /* Put W[n_rows, n_cols] (host memory) on the grid by round-to-nearest with the scale search of the spec.
-     * col_weight[n_cols] >= 0 or NULL (all 1). Results go to *rows (arrays sized by the caller) and are added to
-     * *stats. The caller has checked that no value is NaN or infinite. */
-    int (*quantize_rows)(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols, const qc_quant_spec *spec,
-                         const float *col_weight, qc_code_rows *rows, qc_quant_stats *stats, qc_err *err);
+     * col_weight[n_cols] >= 0 or NULL (all 1). Results go to *rows (arrays sized by the caller) and are added
+     * to *stats. The caller has checked that no value is NaN or infinite. */
+    int (*quantize_rows)(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols,
+                         const qc_quant_spec *spec, const float *col_weight, qc_code_rows *rows,
+                         qc_quant_stats *stats, qc_err *err);
 
     void (*close)(qc_backend *be);
 };

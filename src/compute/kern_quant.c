@@ -7,8 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Search: N_COARSE values of p, evenly spaced from the largest that can be useful down to p_min; then N_FINE on each
- * side of the best one, up to its neighbours; then at most N_REFIT scales refitted to the codes of the best grid. */
+/* Search: N_COARSE values of p, evenly spaced from the largest that can be useful down to p_min; then N_FINE
+ * on each side of the best one, up to its neighbours; then at most N_REFIT scales refitted to the codes of
+ * the best grid. */
 enum { N_COARSE = 12, N_FINE = 5, N_REFIT = 2 };
 
 static float p_min(int bits)
@@ -35,8 +36,8 @@ typedef struct grid_choice {
     float scale, inv, zero, error;
 } grid_choice;
 
-/* Scales below this are stored as this: the least subnormal of F16, and the least normal elsewhere so that 1 / scale
- * is finite. */
+/* Scales below this are stored as this: the least subnormal of F16, and the least normal elsewhere so that 1
+ * / scale is finite. */
 static float scale_floor(qc_dtype dtype)
 {
     return dtype == QC_DT_F16 ? 0x1p-24f : FLT_MIN;
@@ -53,7 +54,8 @@ void qc_quant_store_scales(float *s, int n, qc_dtype dtype, int bits)
     const uint32_t drop = dtype == QC_DT_F16 ? 13 : dtype == QC_DT_BF16 ? 16 : 0; /* mantissa bits that go */
     const uint32_t half = drop ? (1u << (drop - 1)) - 1 : 0, keep = ~((1u << drop) - 1), odd = drop ? 1 : 0;
     const float least = scale_floor(dtype), most = scale_ceiling(dtype, bits);
-    const float subnormal = dtype == QC_DT_F16 ? 0x1p-14f : 0; /* below: multiples of 2^-24, the unit of 0.5 + x */
+    const float subnormal =
+        dtype == QC_DT_F16 ? 0x1p-14f : 0; /* below: multiples of 2^-24, the unit of 0.5 + x */
     for (int i = 0; i < n; i++) {
         float a = fabsf(s[i]);
         uint32_t u = qc_f32_bits(a);
@@ -72,8 +74,8 @@ static float round_small(float v)
     return (v + 0x1.8p23f) - 0x1.8p23f;
 }
 
-/* Turn raw scales into what is stored, with their reciprocals; for asymmetric grids zero[i] holds the lower end of the
- * range on entry and its zero point on return. */
+/* Turn raw scales into what is stored, with their reciprocals; for asymmetric grids zero[i] holds the lower
+ * end of the range on entry and its zero point on return. */
 static void finish_tries(const row_ctx *row, qc_quant_tries *t, bool zero_is_range_end)
 {
     qc_quant_store_scales(t->scale, t->n, row->spec->grid.scale_dtype, row->spec->grid.bits);
@@ -228,14 +230,18 @@ static double fold(const double *l)
 }
 
 void qc_quant_row(const qc_quant_ops *ops, const float *w, int64_t n_cols, const qc_quant_spec *spec,
-                  const float *col_weight, uint8_t *codes, float *scales, uint8_t *zeros, qc_quant_stats *stats)
+                  const float *col_weight, uint8_t *codes, float *scales, uint8_t *zeros,
+                  qc_quant_stats *stats)
 {
     int64_t group = spec->grid.group_elems;
-    row_ctx row = {.ops = ops, .spec = spec, .qmax = (float)((1 << spec->grid.bits) - 1),
+    row_ctx row = {.ops = ops,
+                   .spec = spec,
+                   .qmax = (float)((1 << spec->grid.bits) - 1),
                    .middle = (float)(1 << (spec->grid.bits - 1))};
     qc_quant_sums sums = {.n_clipped = 0};
     for (int64_t c = 0, i = 0; c < n_cols; c += group, i++) {
-        group_ctx g = {.x = w + c, .h = col_weight ? col_weight + c : NULL,
+        group_ctx g = {.x = w + c,
+                       .h = col_weight ? col_weight + c : NULL,
                        .n = n_cols - c < group ? n_cols - c : group};
         quant_group(&row, &g, codes + c, &scales[i], spec->grid.symmetric ? NULL : &zeros[i], &sums, stats);
     }

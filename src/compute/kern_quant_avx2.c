@@ -87,7 +87,8 @@ static inline void vf_store_u8(uint8_t *p, vf v)
     /* the pack works within 128-bit halves: 0-3, 8-11, 4-7, 12-15 */
     __m256i w = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b));
     w = _mm256_permute4x64_epi64(w, 0xd8);
-    _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+    _mm_storeu_si128((__m128i *)p,
+                     _mm_packus_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
 static inline void add_squares4(double *sum, __m128 v, __m128 h, int weighted)

@@ -24,12 +24,12 @@ static inline vf vf_zero(void)
     return _mm512_setzero_ps();
 }
 
-#define vf_add    _mm512_add_ps
-#define vf_sub    _mm512_sub_ps
-#define vf_mul    _mm512_mul_ps
-#define vf_div    _mm512_div_ps
-#define vf_min    _mm512_min_ps
-#define vf_max    _mm512_max_ps
+#define vf_add      _mm512_add_ps
+#define vf_sub      _mm512_sub_ps
+#define vf_mul      _mm512_mul_ps
+#define vf_div      _mm512_div_ps
+#define vf_min      _mm512_min_ps
+#define vf_max      _mm512_max_ps
 #define vf_round(v) _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 
 static inline __m256 low_half(vf v)

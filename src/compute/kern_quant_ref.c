@@ -49,8 +49,8 @@ static void scan_ref(const float *x, const float *h, int64_t n, float qmax, cons
     }
 }
 
-static void fit_ref(const float *x, const float *h, int64_t n, float qmax, float inv, float zero, float *ret_dot,
-                    float *ret_norm)
+static void fit_ref(const float *x, const float *h, int64_t n, float qmax, float inv, float zero,
+                    float *ret_dot, float *ret_norm)
 {
     float dot[LANES] = {0}, norm[LANES] = {0};
     for (int64_t j = 0; j < n; j++) {
@@ -62,8 +62,8 @@ static void fit_ref(const float *x, const float *h, int64_t n, float qmax, float
     *ret_norm = fold(norm);
 }
 
-static void encode_ref(const float *x, const float *h, int64_t n, float qmax, float scale, float zero, uint8_t *codes,
-                       qc_quant_sums *sums)
+static void encode_ref(const float *x, const float *h, int64_t n, float qmax, float scale, float zero,
+                       uint8_t *codes, qc_quant_sums *sums)
 {
     float lo = -zero - 0.5f, hi = qmax - zero + 0.5f;
     for (int64_t j = 0; j < n; j++) {

@@ -52,8 +52,9 @@ static inline vf add_error(vf sum, vf v, const float *h, int64_t n, vf scale, vf
 }
 
 /* Two tries at once: each value is loaded once, and two chains of sums hide the latency of addition. */
-static inline __attribute__((always_inline)) void scan_pair(const float *x, const float *h, int64_t n, float qmax,
-                                                            const qc_quant_tries *t, int a, int b, float *ret_error)
+static inline __attribute__((always_inline)) void scan_pair(const float *x, const float *h, int64_t n,
+                                                            float qmax, const qc_quant_tries *t, int a, int b,
+                                                            float *ret_error)
 {
     vf scale_a = vf_set1(t->scale[a]), inv_a = vf_set1(t->inv[a]), sum_a = vf_zero();
     vf scale_b = vf_set1(t->scale[b]), inv_b = vf_set1(t->inv[b]), sum_b = vf_zero();
@@ -79,8 +80,8 @@ static void scan_simd(const float *x, const float *h, int64_t n, float qmax, con
     }
 }
 
-static void fit_simd(const float *x, const float *h, int64_t n, float qmax, float inv, float zero, float *ret_dot,
-                     float *ret_norm)
+static void fit_simd(const float *x, const float *h, int64_t n, float qmax, float inv, float zero,
+                     float *ret_dot, float *ret_norm)
 {
     vf dot = vf_zero(), norm = vf_zero(), vinv = vf_set1(inv);
     bounds b = bounds_of(qmax, zero);
@@ -94,9 +95,9 @@ static void fit_simd(const float *x, const float *h, int64_t n, float qmax, floa
     *ret_norm = vf_fold(norm);
 }
 
-static inline __attribute__((always_inline)) void encode_any(const float *x, const float *h, int64_t n, float qmax,
-                                                             float scale, float zero, uint8_t *codes,
-                                                             qc_quant_sums *sums)
+static inline __attribute__((always_inline)) void encode_any(const float *x, const float *h, int64_t n,
+                                                             float qmax, float scale, float zero,
+                                                             uint8_t *codes, qc_quant_sums *sums)
 {
     vf vscale = vf_set1(scale), vzero = vf_set1(zero);
     vf lo = vf_set1(-zero - 0.5f), hi = vf_set1(qmax - zero + 0.5f);
@@ -117,8 +118,8 @@ static inline __attribute__((always_inline)) void encode_any(const float *x, con
     }
 }
 
-static void encode_simd(const float *x, const float *h, int64_t n, float qmax, float scale, float zero, uint8_t *codes,
-                        qc_quant_sums *sums)
+static void encode_simd(const float *x, const float *h, int64_t n, float qmax, float scale, float zero,
+                        uint8_t *codes, qc_quant_sums *sums)
 {
     if (h)
         encode_any(x, h, n, qmax, scale, zero, codes, sums);

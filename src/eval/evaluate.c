@@ -33,7 +33,8 @@ static void sum_windows(const qc_token_score *scores, const qc_windows *w, bool 
 {
     for (int64_t i = 0; i < w->n_windows; i++) {
         qc_window_result *r = &ret[i];
-        *r = (qc_window_result){.tokens_scored = w->length - 1, .nll_reference = paired ? 0 : NAN, .kld = paired ? 0 : NAN};
+        *r = (qc_window_result){
+            .tokens_scored = w->length - 1, .nll_reference = paired ? 0 : NAN, .kld = paired ? 0 : NAN};
         for (int64_t t = 0; t < w->length - 1; t++) {
             const qc_token_score *s = scores + i * (w->length - 1) + t;
             r->nll += model_nll(s, paired);
@@ -46,8 +47,8 @@ static void sum_windows(const qc_token_score *scores, const qc_windows *w, bool 
     }
 }
 
-/* Standard error of the mean of d = nll - nll_reference: token-wise, and clustered by window because tokens of a window
- * are not independent; the larger counts (Miller 2024, "Adding error bars to evals"). */
+/* Standard error of the mean of d = nll - nll_reference: token-wise, and clustered by window because tokens
+ * of a window are not independent; the larger counts (Miller 2024, "Adding error bars to evals"). */
 static double delta_error(const qc_token_score *scores, const qc_evaluation *e, double mean)
 {
     double ss = 0, sw = 0;
@@ -95,7 +96,8 @@ static int summarize_pair(const qc_token_score *scores, qc_evaluation *e, qc_err
     return QC_OK;
 }
 
-static int summarize(const qc_token_score *scores, const qc_windows *w, bool paired, qc_evaluation *e, qc_err *err)
+static int summarize(const qc_token_score *scores, const qc_windows *w, bool paired, qc_evaluation *e,
+                     qc_err *err)
 {
     e->protocol = qc_strdup("gptq");
     e->per_window = qc_alloc((size_t)w->n_windows, sizeof *e->per_window);
@@ -129,7 +131,8 @@ int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model
         return qc_fail_nomem(err, "token scores", (unsigned long long)n * sizeof *scores);
     qc_evaluation e;
     qc_evaluation_init(&e);
-    int rc = qc_eval_tokens(be, reference ? reference : model, reference ? model : NULL, &seqs, options, scores, err);
+    int rc = qc_eval_tokens(be, reference ? reference : model, reference ? model : NULL, &seqs, options,
+                            scores, err);
     if (rc == QC_OK)
         rc = summarize(scores, windows, reference != NULL, &e, err);
     qc_free(scores);

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-int qc_stream_open(qc_stream *stream, int64_t n_tokens, int64_t hidden, bool spill, const char *scratch_folder,
-                   qc_err *err)
+int qc_stream_open(qc_stream *stream, int64_t n_tokens, int64_t hidden, bool spill,
+                   const char *scratch_folder, qc_err *err)
 {
     *stream = (qc_stream){.n_tokens = n_tokens, .hidden = hidden, .fd = -1};
     if (spill) {
@@ -25,7 +25,8 @@ int qc_stream_open(qc_stream *stream, int64_t n_tokens, int64_t hidden, bool spi
     }
     stream->data = qc_alloc((size_t)n_tokens, (size_t)hidden * sizeof(float));
     if (!stream->data)
-        return qc_fail_nomem(err, "residual stream", (unsigned long long)n_tokens * (unsigned long long)hidden * 4);
+        return qc_fail_nomem(err, "residual stream",
+                             (unsigned long long)n_tokens * (unsigned long long)hidden * 4);
     return QC_OK;
 }
 
@@ -51,7 +52,8 @@ int qc_stream_get(const qc_stream *stream, int64_t token0, int64_t n_tokens, flo
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return qc_fail(err, QC_E_RESOURCE, "scratch file: read failed: %s", n < 0 ? strerror(errno) : "short file");
+            return qc_fail(err, QC_E_RESOURCE, "scratch file: read failed: %s",
+                           n < 0 ? strerror(errno) : "short file");
         p += n;
         at += n;
         n_bytes -= (size_t)n;
@@ -72,7 +74,8 @@ int qc_stream_put(qc_stream *stream, int64_t token0, int64_t n_tokens, const flo
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return qc_fail(err, QC_E_RESOURCE, "scratch file: write failed: %s", n < 0 ? strerror(errno) : "no progress");
+            return qc_fail(err, QC_E_RESOURCE, "scratch file: write failed: %s",
+                           n < 0 ? strerror(errno) : "no progress");
         p += n;
         at += n;
         n_bytes -= (size_t)n;

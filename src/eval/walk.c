@@ -8,8 +8,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Head: a slice of the vocabulary is prepared once and meets all tokens, tile by tile. At 2,048 x 512 the logits of
- * both models take 8 MiB: large enough to keep the matrix kernels busy, small enough to stay near the processor. */
+/* Head: a slice of the vocabulary is prepared once and meets all tokens, tile by tile. At 2,048 x 512 the
+ * logits of both models take 8 MiB: large enough to keep the matrix kernels busy, small enough to stay near
+ * the processor. */
 enum { SLICE_VOCAB = 2048, TILE_TOKENS = 512 };
 
 typedef struct side {
@@ -50,12 +51,13 @@ static int step(walk *w, double work, qc_err *err)
 /* Weight elements x tokens, the unit of progress. */
 static double layer_work(const qc_model_config *c)
 {
-    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim), h = (double)c->hidden;
+    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim),
+           h = (double)c->hidden;
     return h * (2 * q + 2 * kv + 3 * (double)c->ffn);
 }
 
-void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest, int64_t total_tokens,
-                        uint64_t *ret_full, uint64_t *ret_least)
+void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest,
+                        int64_t total_tokens, uint64_t *ret_full, uint64_t *ret_least)
 {
     uint64_t streams = 0, work = 0, layer = 0;
     for (int i = 0; i < 2; i++) {
@@ -80,7 +82,8 @@ static int check_models(const walk *w, qc_err *err)
             return qc_fail(err, QC_E_INPUT, "token id %d at position %lld: the model has ids 0 to %lld",
                            (int)w->seqs->ids[i], (long long)i, (long long)a->vocab - 1);
     if (w->n_sides == 2 && w->sides[1].model->config.vocab != a->vocab)
-        return qc_fail(err, QC_E_INPUT, "%s: %lld vocabulary entries, the reference %s has %lld: not the same kind of model",
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: %lld vocabulary entries, the reference %s has %lld: not the same kind of model",
                        w->sides[1].model->src->path, (long long)w->sides[1].model->config.vocab,
                        w->sides[0].model->src->path, (long long)a->vocab);
     return QC_OK;
@@ -95,16 +98,18 @@ static int alloc_walk(walk *w, qc_err *err)
         hidden = qc_max_i64(hidden, w->sides[i].model->config.hidden);
     if (o && o->memory_bytes) {
         uint64_t full, least;
-        qc_eval_plan_bytes(&w->sides[0].model->config, w->n_sides == 2 ? &w->sides[1].model->config : NULL, w->longest,
-                           w->total, &full, &least);
+        qc_eval_plan_bytes(&w->sides[0].model->config, w->n_sides == 2 ? &w->sides[1].model->config : NULL,
+                           w->longest, w->total, &full, &least);
         if (least > o->memory_bytes)
             return qc_fail(err, QC_E_RESOURCE, "evaluation needs at least %llu MB, the memory cap is %llu MB",
-                           (unsigned long long)(least / 1000000 + 1), (unsigned long long)(o->memory_bytes / 1000000));
+                           (unsigned long long)(least / 1000000 + 1),
+                           (unsigned long long)(o->memory_bytes / 1000000));
         spill = full > o->memory_bytes;
     }
     for (int i = 0; i < w->n_sides; i++) {
         side *s = &w->sides[i];
-        QC_TRY(qc_stream_open(&s->stream, w->total, s->model->config.hidden, spill, o ? o->scratch_folder : NULL, err));
+        QC_TRY(qc_stream_open(&s->stream, w->total, s->model->config.hidden, spill,
+                              o ? o->scratch_folder : NULL, err));
         QC_TRY(qc_workspace_new(s->model, w->be, w->longest, &s->ws, err));
         if (!(w->logits[i] = w->be->alloc(w->be, (int64_t)TILE_TOKENS * SLICE_VOCAB, err)))
             return QC_E_RESOURCE;
@@ -153,7 +158,8 @@ static int embed_all(walk *w, qc_err *err)
     return QC_OK;
 }
 
-/* Tokens at .. at + n - 1 of the stream in backend memory: in place where the backend can, else a staged copy. */
+/* Tokens at .. at + n - 1 of the stream in backend memory: in place where the backend can, else a staged
+ * copy. */
 static int borrow(walk *w, side *s, int64_t at, int64_t n, float **ret, qc_err *err)
 {
     int64_t hidden = s->model->config.hidden;
@@ -187,11 +193,13 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
         int64_t n = w->seqs->lengths[i], bad;
         float *x;
         const float *values;
-        if ((rc = borrow(w, s, at, n, &x, err)) < 0 || (rc = qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
+        if ((rc = borrow(w, s, at, n, &x, err)) < 0 ||
+            (rc = qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
             (rc = give_back(w, s, at, n, x, &values, err)) < 0)
             break;
         if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0)
-            rc = qc_fail(err, QC_E_INPUT, "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)",
+            rc = qc_fail(err, QC_E_INPUT,
+                         "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)",
                          s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden));
         else
             rc = step(w, (double)n * layer_work(&s->model->config), err);
@@ -242,11 +250,11 @@ static int score_slice(walk *w, int64_t vocab0, int64_t n, qc_weight *const head
             side *s = &w->sides[i];
             float *x;
             QC_TRY(borrow(w, s, t, n_tokens, &x, err));
-            QC_TRY(w->be->linear(w->be, w->logits[i], SLICE_VOCAB, x, s->model->config.hidden, heads[i], NULL, n_tokens,
-                                 false, err));
+            QC_TRY(w->be->linear(w->be, w->logits[i], SLICE_VOCAB, x, s->model->config.hidden, heads[i], NULL,
+                                 n_tokens, false, err));
         }
-        QC_TRY(w->be->score(w->be, w->scores + t, w->logits[0], w->n_sides == 2 ? w->logits[1] : NULL, SLICE_VOCAB,
-                            w->targets + t, n_tokens, vocab0, n, softcap, err));
+        QC_TRY(w->be->score(w->be, w->scores + t, w->logits[0], w->n_sides == 2 ? w->logits[1] : NULL,
+                            SLICE_VOCAB, w->targets + t, n_tokens, vocab0, n, softcap, err));
         QC_TRY(step(w, work * (double)n_tokens, err));
     }
     return QC_OK;
@@ -280,8 +288,11 @@ static int finish_scores(const walk *w, qc_token_score *ret, qc_err *err)
             if (score->n_nonfinite || !isfinite(nll_a) || !isfinite(nll_b) || !isfinite(kld))
                 return qc_fail(err, QC_E_INPUT, "%s: logits are not finite (window %lld, token %lld)",
                                w->sides[w->n_sides - 1].model->src->path, (long long)s, (long long)i);
-            *ret++ = (qc_token_score){.nll_a = (float)nll_a, .nll_b = (float)nll_b, .kld = (float)kld,
-                                      .top_a = score->top_a, .top_b = score->top_b};
+            *ret++ = (qc_token_score){.nll_a = (float)nll_a,
+                                      .nll_b = (float)nll_b,
+                                      .kld = (float)kld,
+                                      .top_a = score->top_a,
+                                      .top_b = score->top_b};
         }
         at += w->seqs->lengths[s];
     }
@@ -302,12 +313,13 @@ int qc_eval_tokens(qc_backend *be, const qc_model *a, const qc_model *b, const q
         return QC_OK;
     for (int i = 0; i < w.n_sides; i++) {
         const qc_model_config *c = &w.sides[i].model->config;
-        w.work_all += (double)w.total * (layer_work(c) * (double)c->n_layers + (double)c->vocab * (double)c->hidden);
+        w.work_all +=
+            (double)w.total * (layer_work(c) * (double)c->n_layers + (double)c->vocab * (double)c->hidden);
     }
     int rc;
     if ((rc = check_models(&w, err)) == QC_OK && (rc = alloc_walk(&w, err)) == QC_OK &&
-        (rc = embed_all(&w, err)) == QC_OK && (rc = run_layers(&w, err)) == QC_OK && (rc = norm_all(&w, err)) == QC_OK &&
-        (rc = run_head(&w, err)) == QC_OK)
+        (rc = embed_all(&w, err)) == QC_OK && (rc = run_layers(&w, err)) == QC_OK &&
+        (rc = norm_all(&w, err)) == QC_OK && (rc = run_head(&w, err)) == QC_OK)
         rc = finish_scores(&w, ret, err);
     free_walk(&w);
     return rc;

@@ -16,7 +16,8 @@ static int hash_ids(const int32_t *ids, int64_t n_ids, char ret_hex[QC_SHA256_HE
         return qc_fail_nomem(err, "hash of token ids", 256);
     for (int64_t i = 0; i < n_ids; i++) {
         uint32_t id = (uint32_t)ids[i];
-        unsigned char le[4] = {(unsigned char)id, (unsigned char)(id >> 8), (unsigned char)(id >> 16), (unsigned char)(id >> 24)};
+        unsigned char le[4] = {(unsigned char)id, (unsigned char)(id >> 8), (unsigned char)(id >> 16),
+                               (unsigned char)(id >> 24)};
         qc_sha256_update(state, le, sizeof le);
     }
     qc_sha256_final(state, ret_hex);
@@ -41,7 +42,8 @@ static int cut(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
 {
     int64_t there = w->n_text_ids / w->length;
     if (there == 0)
-        return qc_fail(err, QC_E_INPUT, "%s: %lld tokens, a window has %lld: use a longer text or a smaller --length", path,
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: %lld tokens, a window has %lld: use a longer text or a smaller --length", path,
                        (long long)w->n_text_ids, (long long)w->length);
     w->n_windows = n_windows > 0 && n_windows < there ? n_windows : there;
     w->lengths = qc_alloc((size_t)w->n_windows, sizeof *w->lengths);
@@ -61,7 +63,8 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t leng
                          bool plain_special, qc_windows *ret, qc_err *err)
 {
     if (length < 2)
-        return qc_fail(err, QC_E_USAGE, "window length %lld: at least 2 is needed to score a token", (long long)length);
+        return qc_fail(err, QC_E_USAGE, "window length %lld: at least 2 is needed to score a token",
+                       (long long)length);
     char *text = NULL;
     size_t n_bytes, bad;
     QC_TRY(qc_file_read(path, MAX_TEXT_BYTES, &text, &n_bytes, err));
@@ -103,15 +106,18 @@ int qc_windows_plan_bytes(const qc_source *src, const char *path, uint64_t *ret,
     return QC_OK;
 }
 
-int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows, bool plain_special,
-                        uint64_t memory_bytes, qc_windows *ret, qc_err *err)
+int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows,
+                        bool plain_special, uint64_t memory_bytes, qc_windows *ret, qc_err *err)
 {
     uint64_t needed = 0;
     if (memory_bytes)
         QC_TRY(qc_windows_plan_bytes(src, path, &needed, err));
     if (needed > memory_bytes)
-        return qc_fail(err, QC_E_RESOURCE, "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
-                       src->path, (unsigned long long)(needed / 1000000 + 1), (unsigned long long)(memory_bytes / 1000000));
+        return qc_fail(
+            err, QC_E_RESOURCE,
+            "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
+            src->path, (unsigned long long)(needed / 1000000 + 1),
+            (unsigned long long)(memory_bytes / 1000000));
     qc_tokenizer *tok;
     QC_TRY(qc_tokenizer_from_source(src, &tok, err));
     int rc = qc_windows_from_text(tok, path, length, n_windows, plain_special, ret, err);

@@ -1,5 +1,5 @@
-/* A model ready to run: a source, its normalised config and the place of every tensor. The forward pass streams:
- * one decoder layer's weights are prepared at a time, the caller holds the residual stream. */
+/* A model ready to run: a source, its normalised config and the place of every tensor. The forward pass
+ * streams: one decoder layer's weights are prepared at a time, the caller holds the residual stream. */
 #ifndef QC_MODEL_H
 #define QC_MODEL_H
 
@@ -59,40 +59,47 @@ typedef struct qc_model {
 } qc_model;
 
 /* Read the config and account for every tensor of the source: each gets a place, shapes and element types are
- * checked. QC_E_INPUT: a tensor is missing, unknown or of another shape than the config says; QC_E_UNSUPPORTED: as
- * qc_model_config_load, and element types that are no floats. The source must outlive the model. */
+ * checked. QC_E_INPUT: a tensor is missing, unknown or of another shape than the config says;
+ * QC_E_UNSUPPORTED: as qc_model_config_load, and element types that are no floats. The source must outlive
+ * the model. */
 int qc_model_open(const qc_source *src, qc_model *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_model_close(qc_model *model);
 
-/* Number of the tensor of a slot; layer is ignored for the slots outside the layers. -1 if the model has none. The
- * head of a tied model is the embedding table. */
+/* Number of the tensor of a slot; layer is ignored for the slots outside the layers. -1 if the model has
+ * none. The head of a tied model is the embedding table. */
 int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot);
 
-/* Embeddings of ids into host memory dst[n_ids, hidden] (with the family's embedding scale). QC_E_INPUT: id out of
- * range. */
-int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst, qc_err *err) QC_WARN_UNUSED;
+/* Embeddings of ids into host memory dst[n_ids, hidden] (with the family's embedding scale). QC_E_INPUT: id
+ * out of range. */
+int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst,
+                   qc_err *err) QC_WARN_UNUSED;
 
 /* The weights of one decoder layer, prepared on a backend. */
 typedef struct qc_layer qc_layer;
-int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret,
+                  qc_err *err) QC_WARN_UNUSED;
 void qc_layer_free(qc_layer *layer);
 
 /* Scratch of the forward pass for sequences of up to max_tokens, reused over layers and windows. */
 typedef struct qc_workspace qc_workspace;
-int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, qc_workspace **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, qc_workspace **ret,
+                     qc_err *err) QC_WARN_UNUSED;
 void qc_workspace_free(qc_workspace *ws);
 /* Bytes that qc_workspace_new and one prepared layer take, for plans. */
 uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens);
 uint64_t qc_layer_bytes(const qc_model_config *config);
 
 /* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. */
-int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens,
+                     qc_err *err) QC_WARN_UNUSED;
 
 /* y = final norm of x, both [n_tokens, hidden] in backend memory; y may be x. */
-int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens,
+                        qc_err *err) QC_WARN_UNUSED;
 
-/* Rows row0 .. of the output head ([vocab, hidden], the embedding table when tied), prepared for `linear`: logits of
- * a slice of the vocabulary. Free with be->weight_free. */
-int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret, qc_err *err) QC_WARN_UNUSED;
+/* Rows row0 .. of the output head ([vocab, hidden], the embedding table when tied), prepared for `linear`:
+ * logits of a slice of the vocabulary. Free with be->weight_free. */
+int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret,
+                        qc_err *err) QC_WARN_UNUSED;
 
 #endif

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #define JIT_STACK_START 32768
-#define JIT_STACK_MAX (64u << 20) /* reserved address space; used up only by patterns that nest repeats */
-#define MAX_CACHED 32768          /* words: 2 MiB */
+#define JIT_STACK_MAX   (64u << 20) /* reserved address space; used up only by patterns that nest repeats */
+#define MAX_CACHED      32768       /* words: 2 MiB */
 
 /* ---- one encode call ---- */
 
@@ -16,7 +16,8 @@ int tok_run_push(tok_run *run, const int32_t *ids, int64_t n)
 {
     if (run->n_ids + n > run->cap_ids) {
         int64_t cap = (run->n_ids + n) * 2 + 64;
-        int32_t *fresh = qc_realloc(run->ids, (size_t)run->n_ids * sizeof *fresh, (size_t)cap * sizeof *fresh);
+        int32_t *fresh =
+            qc_realloc(run->ids, (size_t)run->n_ids * sizeof *fresh, (size_t)cap * sizeof *fresh);
         if (!fresh)
             return qc_fail_nomem(run->err, "token ids", (size_t)cap * sizeof *fresh);
         run->ids = fresh;
@@ -62,7 +63,8 @@ int tok_run_begin(tok_run *run, const qc_tokenizer *tok, size_t n_bytes, qc_err 
         n_cached *= 2;
     run->cache = qc_calloc(n_cached, sizeof *run->cache);
     run->n_cached = n_cached;
-    int rc = run->pieces && run->cache ? QC_OK : qc_fail_nomem(err, "tokenizer", n_cached * sizeof *run->cache);
+    int rc =
+        run->pieces && run->cache ? QC_OK : qc_fail_nomem(err, "tokenizer", n_cached * sizeof *run->cache);
     if (rc == QC_OK && uses_regex(tok))
         rc = begin_regex(run, n_bytes);
     if (rc < 0)
@@ -97,7 +99,8 @@ static int cut_added(tok_run *run, const tok_matcher *matcher, const char *text,
 {
     size_t done = 0, from = 0, start, end;
     const tok_added *token;
-    while ((token = tok_matcher_next(matcher, text, n_bytes, plain_special, done, &from, &start, &end)) != NULL) {
+    while ((token = tok_matcher_next(matcher, text, n_bytes, plain_special, done, &from, &start, &end)) !=
+           NULL) {
         if (done < start)
             QC_TRY(sink(run, text + done, start - done, first && done == 0, plain_special));
         if (start < end)
@@ -126,13 +129,14 @@ int tok_run_text(tok_run *run, const char *text, size_t n_bytes, bool plain_spec
     return cut_added(run, &run->tok->raw, text, n_bytes, true, plain_special, normalise_sink);
 }
 
-int qc_tokenizer_encode(const qc_tokenizer *tok, const char *text, size_t n_bytes, const qc_encode_options *options,
-                        int32_t **ret_ids, int64_t *ret_n_ids, qc_err *err)
+int qc_tokenizer_encode(const qc_tokenizer *tok, const char *text, size_t n_bytes,
+                        const qc_encode_options *options, int32_t **ret_ids, int64_t *ret_n_ids, qc_err *err)
 {
     qc_encode_options o = options ? *options : (qc_encode_options){0};
     size_t bad;
     if (n_bytes >= INT32_MAX / 4) /* a normaliser may make it several times as long */
-        return qc_fail(err, QC_E_INPUT, "text of %zu bytes, the tokenizer takes less than 512 MiB at a time", n_bytes);
+        return qc_fail(err, QC_E_INPUT, "text of %zu bytes, the tokenizer takes less than 512 MiB at a time",
+                       n_bytes);
     if (!qc_utf8_valid(text, n_bytes, &bad))
         return qc_fail(err, QC_E_INPUT, "text is not UTF-8: invalid byte at offset %zu", bad);
     tok_run run;
@@ -177,7 +181,8 @@ int qc_tokenizer_new(const char *json, size_t n_bytes, const char *name, qc_toke
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: a string with a NUL character", name);
     QC_TRY(qc_json_parse(json, n_bytes, name, true, &doc, err));
     qc_tokenizer *tok = qc_calloc(1, sizeof *tok);
-    int rc = tok && (tok->name = qc_strdup(name)) ? tok_load(tok, doc, err) : qc_fail_nomem(err, "tokenizer", sizeof *tok);
+    int rc = tok && (tok->name = qc_strdup(name)) ? tok_load(tok, doc, err)
+                                                  : qc_fail_nomem(err, "tokenizer", sizeof *tok);
     cJSON_Delete(doc);
     if (rc < 0)
         qc_tokenizer_free(tok);
@@ -221,7 +226,8 @@ void qc_tokenizer_free(qc_tokenizer *tok)
 /* ---- tokenizer_config.json ---- */
 
 /* Id of the token that a config names as a string or as an object with "content"; -1 if it names none. */
-static int config_token(const qc_tokenizer *tok, const cJSON *config, const char *key, const char *name, int32_t *ret, qc_err *err)
+static int config_token(const qc_tokenizer *tok, const cJSON *config, const char *key, const char *name,
+                        int32_t *ret, qc_err *err)
 {
     const cJSON *item = qc_json_get(config, key);
     *ret = -1;
@@ -229,17 +235,19 @@ static int config_token(const qc_tokenizer *tok, const cJSON *config, const char
         return QC_OK;
     const cJSON *content = cJSON_IsObject(item) ? qc_json_get(item, "content") : item;
     if (!cJSON_IsString(content))
-        return qc_fail(err, QC_E_INPUT, "%s: %s is neither a string nor an object with \"content\"", name, key);
+        return qc_fail(err, QC_E_INPUT, "%s: %s is neither a string nor an object with \"content\"", name,
+                       key);
     *ret = qc_tokenizer_token_id(tok, content->valuestring);
     if (*ret < 0)
-        return qc_fail(err, QC_E_INPUT, "%s: %s \"%s\" is not in the vocabulary", name, key, content->valuestring);
+        return qc_fail(err, QC_E_INPUT, "%s: %s \"%s\" is not in the vocabulary", name, key,
+                       content->valuestring);
     return QC_OK;
 }
 
-/* Make the end of a list (front: its first id, else its last) agree with an add_..._token flag. An explicit flag
- * wins over the post-processor, as where the files are used with the library that writes them. */
-static int apply_flag(const qc_tokenizer *tok, const cJSON *config, const char *flag, const char *token, bool front, tok_ids *list,
-                      const char *name, qc_err *err)
+/* Make the end of a list (front: its first id, else its last) agree with an add_..._token flag. An explicit
+ * flag wins over the post-processor, as where the files are used with the library that writes them. */
+static int apply_flag(const qc_tokenizer *tok, const cJSON *config, const char *flag, const char *token,
+                      bool front, tok_ids *list, const char *name, qc_err *err)
 {
     bool add;
     int32_t id;
@@ -255,14 +263,15 @@ static int apply_flag(const qc_tokenizer *tok, const cJSON *config, const char *
         return QC_OK;
     if (add)
         return tok_ids_insert(list, front ? 0 : list->n, &id, 1, err);
-    qc_log(QC_LOG_WARN, "%s: %s is false, the post_processor of %s would add \"%s\": not added", name, flag, tok->name,
-           tok_piece(&tok->vocab, id));
+    qc_log(QC_LOG_WARN, "%s: %s is false, the post_processor of %s would add \"%s\": not added", name, flag,
+           tok->name, tok_piece(&tok->vocab, id));
     list->n--;
     memmove(list->ids + at, list->ids + at + 1, (size_t)(list->n - at) * sizeof *list->ids);
     return QC_OK;
 }
 
-int qc_tokenizer_apply_config(qc_tokenizer *tok, const char *json, size_t n_bytes, const char *name, qc_err *err)
+int qc_tokenizer_apply_config(qc_tokenizer *tok, const char *json, size_t n_bytes, const char *name,
+                              qc_err *err)
 {
     cJSON *config;
     QC_TRY(qc_json_parse(json, n_bytes, name, true, &config, err));
@@ -291,7 +300,8 @@ int qc_tokenizer_from_source(const qc_source *src, qc_tokenizer **ret, qc_err *e
         rc = src->side_file(src, "tokenizer_config.json", &config, &config_bytes, err);
     if (rc == QC_OK && config) {
         name = qc_asprintf("%s/tokenizer_config.json", src->path);
-        rc = name ? qc_tokenizer_apply_config(tok, config, config_bytes, name, err) : qc_fail_nomem(err, "file name", 0);
+        rc = name ? qc_tokenizer_apply_config(tok, config, config_bytes, name, err)
+                  : qc_fail_nomem(err, "file name", 0);
         qc_free(name);
     }
     qc_free(config);
@@ -306,7 +316,8 @@ int qc_tokenizer_from_source(const qc_source *src, qc_tokenizer **ret, qc_err *e
 
 const char *tok_piece(const tok_vocab *vocab, int32_t id)
 {
-    return id < 0 || id >= vocab->n_ids || vocab->offset[id] == TOK_HOLE ? NULL : vocab->pool + vocab->offset[id];
+    return id < 0 || id >= vocab->n_ids || vocab->offset[id] == TOK_HOLE ? NULL
+                                                                         : vocab->pool + vocab->offset[id];
 }
 
 int64_t qc_tokenizer_vocab_size(const qc_tokenizer *tok)

@@ -34,7 +34,8 @@ void tok_matcher_clear(tok_matcher *matcher)
     qc_free(matcher->tokens);
 }
 
-/* First of the tokens lo .. hi - 1 (which agree in their first `depth` bytes and are longer) whose byte there is >= b. */
+/* First of the tokens lo .. hi - 1 (which agree in their first `depth` bytes and are longer) whose byte there
+ * is >= b. */
 static uint32_t lower_bound(const tok_matcher *matcher, uint32_t lo, uint32_t hi, size_t depth, unsigned b)
 {
     while (lo < hi) {
@@ -100,8 +101,9 @@ static size_t blanks_after(const char *text, size_t n_bytes, size_t end)
     return end;
 }
 
-const tok_added *tok_matcher_next(const tok_matcher *matcher, const char *text, size_t n_bytes, bool plain_special,
-                                  size_t done, size_t *from, size_t *ret_start, size_t *ret_end)
+const tok_added *tok_matcher_next(const tok_matcher *matcher, const char *text, size_t n_bytes,
+                                  bool plain_special, size_t done, size_t *from, size_t *ret_start,
+                                  size_t *ret_end)
 {
     if (matcher->n_tokens == 0)
         return NULL;
@@ -115,7 +117,8 @@ const tok_added *tok_matcher_next(const tok_matcher *matcher, const char *text, 
         /* A match that its flags or the caller refuse is skipped whole, without looking inside it. */
         size_t start = i, end = i + token->n_bytes;
         i = end - 1;
-        if ((token->special && plain_special) || (token->single_word && touches_word(text, n_bytes, start, end)))
+        if ((token->special && plain_special) ||
+            (token->single_word && touches_word(text, n_bytes, start, end)))
             continue;
         *from = end;
         *ret_start = !token->lstrip ? start : start > done ? blanks_before(text, start, done) : done;

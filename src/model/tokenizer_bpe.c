@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define METASPACE 0x2581 /* U+2581, the blank of SentencePiece */
+#define METASPACE      0x2581 /* U+2581, the blank of SentencePiece */
 #define METASPACE_UTF8 "\xE2\x96\x81"
 
 /* ---- byte-level alphabet ---- */
@@ -52,7 +52,8 @@ static uint64_t pair_of(int32_t left, int32_t right)
 }
 
 /* Both halves of a merge, given as "a b" or as ["a", "b"]. */
-static bool merge_halves(const cJSON *item, const char **left, size_t *left_bytes, const char **right, size_t *right_bytes)
+static bool merge_halves(const cJSON *item, const char **left, size_t *left_bytes, const char **right,
+                         size_t *right_bytes)
 {
     if (cJSON_IsString(item)) {
         const char *space = strchr(item->valuestring, ' ');
@@ -85,22 +86,30 @@ static int add_merge(tok_bpe *bpe, const tok_vocab *vocab, const cJSON *item, ui
     const char *left, *right;
     size_t left_bytes, right_bytes;
     if (!merge_halves(item, &left, &left_bytes, &right, &right_bytes))
-        return qc_fail(err, QC_E_INPUT, "%s: model.merges[%u]: expected \"a b\" or [\"a\", \"b\"]", name, rank);
+        return qc_fail(err, QC_E_INPUT, "%s: model.merges[%u]: expected \"a b\" or [\"a\", \"b\"]", name,
+                       rank);
     joined->n_bytes = 0;
     QC_TRY(qc_buf_append(joined, left, left_bytes, err));
     QC_TRY(qc_buf_append(joined, right, right_bytes, err));
     int32_t l = model_id(vocab, left, left_bytes), r = model_id(vocab, right, right_bytes);
     int32_t id = model_id(vocab, joined->data, joined->n_bytes);
     if (l < 0 || r < 0 || id < 0)
-        return qc_fail(err, QC_E_INPUT, "%s: model.merges[%u]: piece \"%.*s\" is not in the vocabulary", name, rank,
-                       (int)(l < 0 ? left_bytes : r < 0 ? right_bytes : joined->n_bytes),
-                       l < 0 ? left : r < 0 ? right : joined->data);
+        return qc_fail(err, QC_E_INPUT, "%s: model.merges[%u]: piece \"%.*s\" is not in the vocabulary", name,
+                       rank,
+                       (int)(l < 0   ? left_bytes
+                             : r < 0 ? right_bytes
+                                     : joined->n_bytes),
+                       l < 0   ? left
+                       : r < 0 ? right
+                               : joined->data);
     tok_merge *slot = find_merge(bpe, pair_of(l, r));
-    *slot = (tok_merge){.pair = pair_of(l, r), .rank = rank, .id = id}; /* a repeated pair: the last one counts */
+    *slot =
+        (tok_merge){.pair = pair_of(l, r), .rank = rank, .id = id}; /* a repeated pair: the last one counts */
     return QC_OK;
 }
 
-static int load_merges(tok_bpe *bpe, const tok_vocab *vocab, const cJSON *merges, const char *name, qc_err *err)
+static int load_merges(tok_bpe *bpe, const tok_vocab *vocab, const cJSON *merges, const char *name,
+                       qc_err *err)
 {
     size_t n_merges = (size_t)cJSON_GetArraySize(merges);
     uint32_t n_slots = 16;
@@ -151,9 +160,10 @@ static int note_crossings(tok_bpe *bpe, const char *piece, size_t *cap, qc_err *
     return QC_OK;
 }
 
-/* SentencePiece models see a whole document as one word. Two neighbouring characters c and U+2581 can only end up in
- * one piece if some merge gives a piece that holds both side by side; where none does, what lies left and right of
- * the place is independent, so it may be encoded (and remembered) word by word with the same result. */
+/* SentencePiece models see a whole document as one word. Two neighbouring characters c and U+2581 can only
+ * end up in one piece if some merge gives a piece that holds both side by side; where none does, what lies
+ * left and right of the place is independent, so it may be encoded (and remembered) word by word with the
+ * same result. */
 static int find_crossings(tok_bpe *bpe, const tok_vocab *vocab, qc_err *err)
 {
     bpe->cut_words = !bpe->byte_level && !bpe->ignore_merges && model_id(vocab, METASPACE_UTF8, 3) >= 0;
@@ -229,8 +239,8 @@ static void add_symbol(tok_run *run, int32_t *n, int32_t id)
     ++*n;
 }
 
-/* Symbols of the characters of a word (no more than it has bytes). An unknown character waits until the next known
- * one, so that byte pieces between overtake it: the reference library has that order. */
+/* Symbols of the characters of a word (no more than it has bytes). An unknown character waits until the next
+ * known one, so that byte pieces between overtake it: the reference library has that order. */
 static int make_symbols(tok_run *run, const char *word, size_t n_bytes, int32_t *ret_n)
 {
     const tok_bpe *bpe = &run->tok->bpe;
@@ -250,8 +260,10 @@ static int make_symbols(tok_run *run, const char *word, size_t n_bytes, int32_t 
             for (int k = 0; k < len; k++)
                 add_symbol(run, &n, bpe->byte_id[(uint8_t)word[i + (size_t)k]]);
         } else if (bpe->unk_id == TOK_UNK_MISSING) {
-            return qc_fail(run->err, QC_E_INPUT, "%s: the text has a character outside the vocabulary (U+%04X) and unk_token "
-                           "is no piece of the vocabulary", run->tok->name, (unsigned)cp);
+            return qc_fail(run->err, QC_E_INPUT,
+                           "%s: the text has a character outside the vocabulary (U+%04X) and unk_token "
+                           "is no piece of the vocabulary",
+                           run->tok->name, (unsigned)cp);
         } else if (bpe->unk_id != TOK_UNK_NONE) {
             if (unk && !bpe->fuse_unk)
                 add_symbol(run, &n, bpe->unk_id);
@@ -316,8 +328,8 @@ static void join(tok_symbol *symbols, int32_t i)
         symbols[s->next].prev = i;
 }
 
-/* Always the merge of the lowest rank, the leftmost of equals. The heap holds rank << 32 | position; an entry whose
- * rank is no longer that of its position is out of date. At most n + 2 * n entries are ever made. */
+/* Always the merge of the lowest rank, the leftmost of equals. The heap holds rank << 32 | position; an entry
+ * whose rank is no longer that of its position is out of date. At most n + 2 * n entries are ever made. */
 static int merge_symbols(tok_run *run, int32_t n)
 {
     QC_TRY(scratch((void **)&run->heap, &run->cap_heap, (size_t)n * 2, sizeof *run->heap, run->err));

@@ -16,8 +16,8 @@ static size_t start_of(const texts *t, int64_t i)
     return i ? t->ends[i - 1] : 0;
 }
 
-/* Bytes of the well-formed character at s, or minus the bytes (>= 1) of its well-formed beginning, which one U+FFFD
- * replaces. */
+/* Bytes of the well-formed character at s, or minus the bytes (>= 1) of its well-formed beginning, which one
+ * U+FFFD replaces. */
 static int check_char(const char *p, size_t n_bytes)
 {
     const unsigned char *s = (const unsigned char *)p;
@@ -84,7 +84,10 @@ static int byte_level(const texts *in, texts *out, qc_err *err)
 
 static int hex_digit(char c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
 }
 
 /* Value of a byte piece <0xXX>, -1 for all others. */
@@ -158,13 +161,15 @@ static int strip(const tok_decoder *dec, const char *s, size_t n_bytes, qc_buf *
         s += n;
         n_bytes -= n;
     }
-    for (int32_t i = 0; n && i < dec->stop && n_bytes >= n && memcmp(s + n_bytes - n, dec->pattern, n) == 0; i++)
+    for (int32_t i = 0; n && i < dec->stop && n_bytes >= n && memcmp(s + n_bytes - n, dec->pattern, n) == 0;
+         i++)
         n_bytes -= n;
     return qc_buf_append(out, s, n_bytes, err);
 }
 
 /* Marks become blanks; those of the first token are the pre-tokenizer's own and vanish. */
-static int metaspace(const tok_decoder *dec, bool first, const char *s, size_t n_bytes, qc_buf *out, qc_err *err)
+static int metaspace(const tok_decoder *dec, bool first, const char *s, size_t n_bytes, qc_buf *out,
+                     qc_err *err)
 {
     size_t n = strlen(dec->pattern);
     for (size_t i = 0; i < n_bytes;) {
@@ -199,24 +204,29 @@ static int decode_step(const tok_decoder *dec, texts *in, texts *out, qc_err *er
     out->bytes.n_bytes = 0;
     out->n = 0;
     switch (dec->kind) {
-    case TOK_DEC_BYTE_LEVEL: return byte_level(in, out, err);
-    case TOK_DEC_BYTE_FALLBACK: return byte_fallback(in, out, err);
+    case TOK_DEC_BYTE_LEVEL:
+        return byte_level(in, out, err);
+    case TOK_DEC_BYTE_FALLBACK:
+        return byte_fallback(in, out, err);
     case TOK_DEC_FUSE:
         QC_TRY(qc_buf_append(&out->bytes, in->bytes.data, in->bytes.n_bytes, err));
         out->ends[0] = out->bytes.n_bytes;
         out->n = in->n ? 1 : 0;
         return QC_OK;
-    default: return each_text(dec, in, out, err);
+    default:
+        return each_text(dec, in, out, err);
     }
 }
 
 /* Pieces of the ids; without a decoder there is a blank between them. */
-static int collect(const qc_tokenizer *tok, const int32_t *ids, int64_t n_ids, bool skip_special, texts *t, qc_err *err)
+static int collect(const qc_tokenizer *tok, const int32_t *ids, int64_t n_ids, bool skip_special, texts *t,
+                   qc_err *err)
 {
     QC_TRY(qc_buf_append(&t->bytes, "", 0, err));
     for (int64_t i = 0; i < n_ids; i++) {
         if (ids[i] < 0 || ids[i] >= tok->vocab.n_ids)
-            return qc_fail(err, QC_E_INPUT, "%s: id %d is outside 0 .. %d", tok->name, ids[i], tok->vocab.n_ids - 1);
+            return qc_fail(err, QC_E_INPUT, "%s: id %d is outside 0 .. %d", tok->name, ids[i],
+                           tok->vocab.n_ids - 1);
         const char *piece = tok_piece(&tok->vocab, ids[i]);
         if (!piece || (skip_special && qc_tokenizer_is_special(tok, ids[i])))
             continue;
@@ -228,10 +238,11 @@ static int collect(const qc_tokenizer *tok, const int32_t *ids, int64_t n_ids, b
     return QC_OK;
 }
 
-int qc_tokenizer_decode(const qc_tokenizer *tok, const int32_t *ids, int64_t n_ids, bool skip_special, char **ret_text,
-                        size_t *ret_bytes, qc_err *err)
+int qc_tokenizer_decode(const qc_tokenizer *tok, const int32_t *ids, int64_t n_ids, bool skip_special,
+                        char **ret_text, size_t *ret_bytes, qc_err *err)
 {
-    texts t[2] = {{.ends = qc_alloc((size_t)n_ids + 1, sizeof(size_t))}, {.ends = qc_alloc((size_t)n_ids + 1, sizeof(size_t))}};
+    texts t[2] = {{.ends = qc_alloc((size_t)n_ids + 1, sizeof(size_t))},
+                  {.ends = qc_alloc((size_t)n_ids + 1, sizeof(size_t))}};
     int rc = t[0].ends && t[1].ends ? collect(tok, ids, n_ids, skip_special, &t[0], err)
                                     : qc_fail_nomem(err, "decoding", (size_t)n_ids * sizeof(size_t));
     int last = 0;

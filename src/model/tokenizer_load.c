@@ -27,23 +27,25 @@ int tok_get_string(const cJSON *object, const char *key, const char *where, cons
     return QC_OK;
 }
 
-static int get_id(const cJSON *item, const char *name, const char *what, const char *piece, int32_t *ret, qc_err *err)
+static int get_id(const cJSON *item, const char *name, const char *what, const char *piece, int32_t *ret,
+                  qc_err *err)
 {
     int64_t id;
     if (!qc_json_int(item, &id))
         return qc_fail(err, QC_E_INPUT, "%s: %s \"%s\": the id is not an integer", name, what, piece);
     if (id < 0 || id > TOK_MAX_ID)
-        return qc_fail(err, QC_E_INPUT, "%s: %s \"%s\": id %lld is outside 0 .. %d", name, what, piece, (long long)id,
-                       TOK_MAX_ID);
+        return qc_fail(err, QC_E_INPUT, "%s: %s \"%s\": id %lld is outside 0 .. %d", name, what, piece,
+                       (long long)id, TOK_MAX_ID);
     *ret = (int32_t)id;
     return QC_OK;
 }
 
 /* ---- pieces ---- */
 
-/* Largest id and bytes of all texts of the vocabulary object and the array of added tokens, whose types are checked. */
-static int measure(const qc_tokenizer *tok, const cJSON *pieces, const cJSON *added, size_t *ret_pool_bytes, int32_t *ret_n_ids,
-                   qc_err *err)
+/* Largest id and bytes of all texts of the vocabulary object and the array of added tokens, whose types are
+ * checked. */
+static int measure(const qc_tokenizer *tok, const cJSON *pieces, const cJSON *added, size_t *ret_pool_bytes,
+                   int32_t *ret_n_ids, qc_err *err)
 {
     size_t pool_bytes = 0;
     int32_t id = 0, max_id = -1;
@@ -75,7 +77,8 @@ static int measure(const qc_tokenizer *tok, const cJSON *pieces, const cJSON *ad
     return QC_OK;
 }
 
-static int make_tables(tok_vocab *vocab, size_t pool_bytes, int32_t n_ids, size_t n_pieces, size_t n_added, qc_err *err)
+static int make_tables(tok_vocab *vocab, size_t pool_bytes, int32_t n_ids, size_t n_pieces, size_t n_added,
+                       qc_err *err)
 {
     vocab->n_ids = n_ids;
     vocab->pool = qc_alloc(pool_bytes, 1);
@@ -91,11 +94,13 @@ static int make_tables(tok_vocab *vocab, size_t pool_bytes, int32_t n_ids, size_
 }
 
 /* Copy a piece into the pool and give it its id, which must be free. Returns the copy in *ret. */
-static int place(qc_tokenizer *tok, const char *piece, int32_t id, size_t *used_bytes, const char **ret, qc_err *err)
+static int place(qc_tokenizer *tok, const char *piece, int32_t id, size_t *used_bytes, const char **ret,
+                 qc_err *err)
 {
     tok_vocab *vocab = &tok->vocab;
     if (vocab->offset[id] != TOK_HOLE)
-        return qc_fail(err, QC_E_INPUT, "%s: \"%s\" and \"%s\" both have the id %d", tok->name, tok_piece(vocab, id), piece, id);
+        return qc_fail(err, QC_E_INPUT, "%s: \"%s\" and \"%s\" both have the id %d", tok->name,
+                       tok_piece(vocab, id), piece, id);
     size_t n_bytes = strlen(piece) + 1;
     memcpy(vocab->pool + *used_bytes, piece, n_bytes);
     vocab->offset[id] = (uint32_t)*used_bytes;
@@ -119,8 +124,8 @@ static int place_added(qc_tokenizer *tok, const cJSON *item, size_t *used_bytes,
     int32_t id = (int32_t)qc_json_get(item, "id")->valuedouble;
     int64_t known = qc_map_get(vocab->model, content, strlen(content), -1);
     if (known >= 0 && known != id)
-        return qc_fail(err, QC_E_INPUT, "%s: added token \"%s\" has id %d, the vocabulary gives it %d", tok->name, content, id,
-                       (int)known);
+        return qc_fail(err, QC_E_INPUT, "%s: added token \"%s\" has id %d, the vocabulary gives it %d",
+                       tok->name, content, id, (int)known);
     const char *piece = known >= 0 ? tok_piece(vocab, id) : NULL;
     if (!piece)
         QC_TRY(place(tok, content, id, used_bytes, &piece, err));
@@ -149,7 +154,8 @@ static int load_vocab(qc_tokenizer *tok, const cJSON *pieces, const cJSON *added
     for (int32_t i = 0; i < n_ids; i++)
         n_holes += tok->vocab.offset[i] == TOK_HOLE;
     if (n_holes)
-        qc_log(QC_LOG_INFO, "%s: %d ids below %d have no piece; ids are kept as stored", tok->name, n_holes, n_ids);
+        qc_log(QC_LOG_INFO, "%s: %d ids below %d have no piece; ids are kept as stored", tok->name, n_holes,
+               n_ids);
     return QC_OK;
 }
 
@@ -189,7 +195,8 @@ static int load_model(qc_tokenizer *tok, const cJSON *model, const cJSON *added,
 
 /* ---- added tokens ---- */
 
-static int make_added(qc_tokenizer *tok, const cJSON *item, tok_run *run, tok_added *ret, bool *ret_normalised, qc_err *err)
+static int make_added(qc_tokenizer *tok, const cJSON *item, tok_run *run, tok_added *ret,
+                      bool *ret_normalised, qc_err *err)
 {
     const char *text = qc_json_get(item, "content")->valuestring;
     size_t n_bytes = strlen(text);
@@ -202,7 +209,8 @@ static int make_added(qc_tokenizer *tok, const cJSON *item, tok_run *run, tok_ad
     if (*ret_normalised)
         QC_TRY(tok_normalise(run, text, n_bytes, &text, &n_bytes));
     if (n_bytes == 0)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: nothing is left of added token %d after normalisation", tok->name, token.id);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: nothing is left of added token %d after normalisation",
+                       tok->name, token.id);
     token.n_bytes = n_bytes;
     token.text = qc_strndup(text, n_bytes);
     if (!token.text)
@@ -217,7 +225,8 @@ static int check_distinct(const qc_tokenizer *tok, const tok_matcher *matcher, q
     for (size_t i = 1; i < matcher->n_tokens; i++) {
         const tok_added *a = &matcher->tokens[i - 1], *b = &matcher->tokens[i];
         if (a->n_bytes == b->n_bytes && memcmp(a->text, b->text, a->n_bytes) == 0)
-            return qc_fail(err, QC_E_UNSUPPORTED, "%s: added tokens %d and %d are the same after normalisation", tok->name, a->id,
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "%s: added tokens %d and %d are the same after normalisation", tok->name, a->id,
                            b->id);
     }
     return QC_OK;
@@ -255,8 +264,8 @@ static int check_template(const qc_tokenizer *tok, const tok_ids *list, qc_err *
 {
     for (int64_t i = 0; i < list->n; i++)
         if (!tok_piece(&tok->vocab, list->ids[i]))
-            return qc_fail(err, QC_E_INPUT, "%s: post_processor: id %d has no piece, ids end at %d", tok->name, list->ids[i],
-                           tok->vocab.n_ids - 1);
+            return qc_fail(err, QC_E_INPUT, "%s: post_processor: id %d has no piece, ids end at %d",
+                           tok->name, list->ids[i], tok->vocab.n_ids - 1);
     return QC_OK;
 }
 

@@ -64,9 +64,12 @@ static int apply(tok_run *run, const tok_norm *norm, const char *text, size_t n_
     case TOK_NORM_NFC:
     case TOK_NORM_NFD:
     case TOK_NORM_NFKC:
-    case TOK_NORM_NFKD: return tok_normal_form((tok_form)norm->kind, text, n_bytes, out, run->err);
-    case TOK_NORM_LOWERCASE: return lowercase(text, n_bytes, out, run->err);
-    case TOK_NORM_STRIP: return strip(norm, text, n_bytes, out, run->err);
+    case TOK_NORM_NFKD:
+        return tok_normal_form((tok_form)norm->kind, text, n_bytes, out, run->err);
+    case TOK_NORM_LOWERCASE:
+        return lowercase(text, n_bytes, out, run->err);
+    case TOK_NORM_STRIP:
+        return strip(norm, text, n_bytes, out, run->err);
     case TOK_NORM_PREPEND:
         if (n_bytes > 0)
             QC_TRY(qc_buf_append(out, norm->content, strlen(norm->content), run->err));

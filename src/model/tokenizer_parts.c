@@ -13,9 +13,11 @@ static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 /* Hand a part, or the parts of a Sequence one after the other, to load. */
-typedef int part_loader(qc_tokenizer *tok, const cJSON *item, const char *type, const char *where, qc_err *err);
+typedef int part_loader(qc_tokenizer *tok, const cJSON *item, const char *type, const char *where,
+                        qc_err *err);
 
-static int each_part(qc_tokenizer *tok, const cJSON *item, const char *list_key, const char *what, part_loader *load, qc_err *err)
+static int each_part(qc_tokenizer *tok, const cJSON *item, const char *list_key, const char *what,
+                     part_loader *load, qc_err *err)
 {
     char where[256];
     const char *type = "";
@@ -31,7 +33,8 @@ static int each_part(qc_tokenizer *tok, const cJSON *item, const char *list_key,
     if (!cJSON_IsArray(parts))
         return qc_fail(err, QC_E_INPUT, "%s: Sequence without \"%s\" array", where, list_key);
     for (const cJSON *c = parts->child; c; c = c->next)
-        QC_TRY(each_part(tok, cJSON_IsNull(c) ? parts : c, list_key, what, load, err)); /* null: "is no object" */
+        QC_TRY(each_part(tok, cJSON_IsNull(c) ? parts : c, list_key, what, load,
+                         err)); /* null: "is no object" */
     return QC_OK;
 }
 
@@ -92,7 +95,8 @@ static int load_replace(tok_norm *norm, const cJSON *item, const char *where, qc
 
 static int load_norm(qc_tokenizer *tok, const cJSON *item, const char *type, const char *where, qc_err *err)
 {
-    static const char *const names[] = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "Prepend", "Replace"};
+    static const char *const names[] = {"NFC",       "NFD",   "NFKC",    "NFKD",
+                                        "Lowercase", "Strip", "Prepend", "Replace"};
     size_t kind = 0;
     while (kind < sizeof names / sizeof *names && strcmp(type, names[kind]) != 0)
         kind++;
@@ -128,7 +132,8 @@ static int new_split(qc_tokenizer *tok, tok_split_kind kind, const char *where, 
 
 static int load_regex_split(qc_tokenizer *tok, const cJSON *item, const char *where, qc_err *err)
 {
-    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
+    static const char *const names[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+                                        "Contiguous"};
     const char *behavior = "", *pattern = "";
     bool literal = false;
     tok_split *split = NULL;
@@ -201,9 +206,11 @@ static int load_metaspace(qc_tokenizer *tok, const cJSON *item, const char *wher
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: prepend_scheme \"%s\" is not supported", where, scheme);
     split->prepend = (tok_prepend)i;
     if (!prefix && split->prepend != TOK_PREPEND_NEVER)
-        return qc_fail(err, QC_E_INPUT, "%s: add_prefix_space false contradicts prepend_scheme \"%s\"", where, scheme);
+        return qc_fail(err, QC_E_INPUT, "%s: add_prefix_space false contradicts prepend_scheme \"%s\"", where,
+                       scheme);
     if (split->prepend == TOK_PREPEND_FIRST && moves_text(tok))
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: prepend_scheme \"first\" behind a part that moves text", where);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: prepend_scheme \"first\" behind a part that moves text",
+                       where);
     return QC_OK;
 }
 
@@ -246,7 +253,8 @@ int tok_ids_insert(tok_ids *list, int64_t at, const int32_t *ids, int64_t n, qc_
 }
 
 /* Ids of a special token of a template, appended to list. */
-static int template_token(const cJSON *item, const cJSON *special, const char *where, tok_ids *list, qc_err *err)
+static int template_token(const cJSON *item, const cJSON *special, const char *where, tok_ids *list,
+                          qc_err *err)
 {
     const char *id_name = "";
     QC_TRY(tok_get_string(special, "id", where, &id_name, err));
@@ -256,7 +264,8 @@ static int template_token(const cJSON *item, const cJSON *special, const char *w
     for (const cJSON *c = ids->child; c; c = c->next) {
         int64_t id;
         if (!qc_json_int(c, &id) || id < 0 || id > TOK_MAX_ID)
-            return qc_fail(err, QC_E_INPUT, "%s: an id of \"%s\" is not an integer in 0 .. %d", where, id_name, TOK_MAX_ID);
+            return qc_fail(err, QC_E_INPUT, "%s: an id of \"%s\" is not an integer in 0 .. %d", where,
+                           id_name, TOK_MAX_ID);
         int32_t id32 = (int32_t)id;
         QC_TRY(tok_ids_insert(list, list->n, &id32, 1, err));
     }
@@ -264,7 +273,8 @@ static int template_token(const cJSON *item, const cJSON *special, const char *w
 }
 
 /* The part of a template before ("A" not yet seen) or behind the text. */
-static int template_side(const cJSON *item, bool before, const char *where, tok_ids *list, int *ret_n_texts, qc_err *err)
+static int template_side(const cJSON *item, bool before, const char *where, tok_ids *list, int *ret_n_texts,
+                         qc_err *err)
 {
     const cJSON *single = qc_json_get(item, "single");
     if (!cJSON_IsArray(single))
@@ -275,7 +285,8 @@ static int template_side(const cJSON *item, bool before, const char *where, tok_
         if (text)
             n_texts++;
         else if (!special)
-            return qc_fail(err, QC_E_INPUT, "%s: an item of \"single\" is neither SpecialToken nor Sequence", where);
+            return qc_fail(err, QC_E_INPUT, "%s: an item of \"single\" is neither SpecialToken nor Sequence",
+                           where);
         else if (before == (n_texts == 0))
             QC_TRY(template_token(item, special, where, list, err));
     }
@@ -316,7 +327,8 @@ static int get_count(const cJSON *item, const char *key, const char *where, int3
     return QC_OK;
 }
 
-static int load_decoder(qc_tokenizer *tok, const cJSON *item, const char *type, const char *where, qc_err *err)
+static int load_decoder(qc_tokenizer *tok, const cJSON *item, const char *type, const char *where,
+                        qc_err *err)
 {
     static const char *const names[] = {"ByteLevel", "ByteFallback", "Fuse", "Replace", "Strip", "Metaspace"};
     size_t kind = 0;
@@ -344,8 +356,10 @@ static int load_decoder(qc_tokenizer *tok, const cJSON *item, const char *type, 
         return get_count(item, "stop", where, &dec->stop, err);
     }
     if (dec->kind == TOK_DEC_METASPACE) {
-        const cJSON *scheme = qc_json_get(item, "prepend_scheme"), *prefix = qc_json_get(item, "add_prefix_space");
-        dec->prepend = !(cJSON_IsString(scheme) && strcmp(scheme->valuestring, "never") == 0) && !cJSON_IsFalse(prefix);
+        const cJSON *scheme = qc_json_get(item, "prepend_scheme"),
+                    *prefix = qc_json_get(item, "add_prefix_space");
+        dec->prepend =
+            !(cJSON_IsString(scheme) && strcmp(scheme->valuestring, "never") == 0) && !cJSON_IsFalse(prefix);
         return copy_string(item, "replacement", where, &dec->pattern, err);
     }
     return QC_OK;

@@ -2,15 +2,16 @@
 
 #include <string.h>
 
-/* The files are written for Oniguruma in its Ruby syntax. What PCRE2 reads in the same way is let through, the rest
- * is refused. state: offset in the pattern, and whether it is inside a bracket. */
+/* The files are written for Oniguruma in its Ruby syntax. What PCRE2 reads in the same way is let through,
+ * the rest is refused. state: offset in the pattern, and whether it is inside a bracket. */
 typedef struct pattern_state {
     const char *pattern;
     size_t at;
     bool in_class;
 } pattern_state;
 
-/* Escapes of the same meaning (\s \S \d \D \p \P and the stand-ins of tok_stand_in); punctuation stands for itself. */
+/* Escapes of the same meaning (\s \S \d \D \p \P and the stand-ins of tok_stand_in); punctuation stands for
+ * itself. */
 static const char *check_escape(pattern_state *st)
 {
     unsigned char c = (unsigned char)st->pattern[st->at + 1];
@@ -100,7 +101,8 @@ int tok_regex_new(const char *pattern, bool literal, const char *name, pcre2_cod
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: pattern \"%s\" holds %s", name, pattern, bad);
     int code;
     PCRE2_SIZE at;
-    uint32_t options = literal ? PCRE2_UTF | PCRE2_LITERAL : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
+    uint32_t options = literal ? PCRE2_UTF | PCRE2_LITERAL
+                               : PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C;
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context)
         return qc_fail_nomem(err, "pattern", 0);
@@ -110,7 +112,8 @@ int tok_regex_new(const char *pattern, bool literal, const char *name, pcre2_cod
     if (!re) {
         char text[160];
         pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: pattern \"%s\": %s at offset %zu", name, pattern, text, (size_t)at);
+        return qc_fail(err, QC_E_UNSUPPORTED, "%s: pattern \"%s\": %s at offset %zu", name, pattern, text,
+                       (size_t)at);
     }
     uint32_t empty = 0;
     pcre2_pattern_info(re, PCRE2_INFO_MATCHEMPTY, &empty);
@@ -123,18 +126,20 @@ int tok_regex_new(const char *pattern, bool literal, const char *name, pcre2_cod
     return QC_OK;
 }
 
-int tok_regex_find(tok_run *run, const pcre2_code *code, const char *subject, size_t n_bytes, size_t from, size_t *ret_start,
-                   size_t *ret_end)
+int tok_regex_find(tok_run *run, const pcre2_code *code, const char *subject, size_t n_bytes, size_t from,
+                   size_t *ret_start, size_t *ret_end)
 {
     PCRE2_SPTR text = (PCRE2_SPTR)subject;
     int rc = pcre2_match(code, text, n_bytes, from, PCRE2_NO_UTF_CHECK, run->match, run->match_context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its state on the heap */
-        rc = pcre2_match(code, text, n_bytes, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match, run->match_context);
+        rc = pcre2_match(code, text, n_bytes, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, run->match,
+                         run->match_context);
     if (rc == PCRE2_ERROR_NOMATCH)
         return 0;
     if (rc < 0)
-        return qc_fail(run->err, QC_E_RESOURCE, "%s: a pattern gives up at byte %zu of a text (PCRE2 error %d)",
-                       run->tok->name, from, rc);
+        return qc_fail(run->err, QC_E_RESOURCE,
+                       "%s: a pattern gives up at byte %zu of a text (PCRE2 error %d)", run->tok->name, from,
+                       rc);
     const PCRE2_SIZE *range = pcre2_get_ovector_pointer(run->match);
     *ret_start = range[0];
     *ret_end = range[1];

@@ -12,9 +12,9 @@ typedef struct folder {
     bool first;
     tok_behavior behavior;
     bool invert;
-    bool pending;      /* [start, end) may still grow */
+    bool pending; /* [start, end) may still grow */
     size_t start, end;
-    bool was_match;    /* of the stretch fed last */
+    bool was_match; /* of the stretch fed last */
 } folder;
 
 static int emit(folder *f, size_t start, size_t end)
@@ -27,10 +27,14 @@ static int emit(folder *f, size_t start, size_t end)
 static bool joins_pending(const folder *f, bool is_match)
 {
     switch (f->behavior) {
-    case TOK_MERGED_WITH_PREVIOUS: return f->pending && is_match && !f->was_match;
-    case TOK_MERGED_WITH_NEXT: return f->pending && !is_match && f->was_match;
-    case TOK_CONTIGUOUS: return f->pending && is_match == f->was_match;
-    default: return false;
+    case TOK_MERGED_WITH_PREVIOUS:
+        return f->pending && is_match && !f->was_match;
+    case TOK_MERGED_WITH_NEXT:
+        return f->pending && !is_match && f->was_match;
+    case TOK_CONTIGUOUS:
+        return f->pending && is_match == f->was_match;
+    default:
+        return false;
     }
 }
 
@@ -101,19 +105,23 @@ static int split_metaspace(tok_run *run, folder *f, const tok_split *split, size
 {
     qc_buf *out = &run->pieces[f->step];
     size_t mark_bytes = strlen(split->replacement);
-    bool has_mark = f->text[0] == ' ' || (n_bytes >= mark_bytes && memcmp(f->text, split->replacement, mark_bytes) == 0);
+    bool has_mark =
+        f->text[0] == ' ' || (n_bytes >= mark_bytes && memcmp(f->text, split->replacement, mark_bytes) == 0);
     out->n_bytes = 0;
-    if (!has_mark && (split->prepend == TOK_PREPEND_ALWAYS || (split->prepend == TOK_PREPEND_FIRST && f->first)))
+    if (!has_mark &&
+        (split->prepend == TOK_PREPEND_ALWAYS || (split->prepend == TOK_PREPEND_FIRST && f->first)))
         QC_TRY(qc_buf_append(out, split->replacement, mark_bytes, run->err));
     for (size_t i = 0; i < n_bytes; i++) {
         bool blank = f->text[i] == ' ';
-        QC_TRY(qc_buf_append(out, blank ? split->replacement : f->text + i, blank ? mark_bytes : 1, run->err));
+        QC_TRY(
+            qc_buf_append(out, blank ? split->replacement : f->text + i, blank ? mark_bytes : 1, run->err));
     }
     f->text = out->data;
     if (!split->split)
         return emit(f, 0, out->n_bytes);
     size_t done = 0;
-    for (const char *hit; (hit = memmem(out->data + done, out->n_bytes - done, split->replacement, mark_bytes)) != NULL;) {
+    for (const char *hit;
+         (hit = memmem(out->data + done, out->n_bytes - done, split->replacement, mark_bytes)) != NULL;) {
         size_t at = (size_t)(hit - out->data);
         if (done < at)
             QC_TRY(feed(f, done, at, false));
@@ -149,10 +157,14 @@ static int run_split(tok_run *run, size_t step, const char *text, size_t n_bytes
                 .behavior = split->behavior,
                 .invert = split->invert};
     switch (split->kind) {
-    case TOK_SPLIT_REGEX: return split_regex(run, &f, split, n_bytes);
-    case TOK_SPLIT_DIGITS: return split_digits(&f, n_bytes);
-    case TOK_SPLIT_METASPACE: return split_metaspace(run, &f, split, n_bytes);
-    case TOK_SPLIT_PREFIX_SPACE: return prefix_space(run, &f, n_bytes);
+    case TOK_SPLIT_REGEX:
+        return split_regex(run, &f, split, n_bytes);
+    case TOK_SPLIT_DIGITS:
+        return split_digits(&f, n_bytes);
+    case TOK_SPLIT_METASPACE:
+        return split_metaspace(run, &f, split, n_bytes);
+    case TOK_SPLIT_PREFIX_SPACE:
+        return prefix_space(run, &f, n_bytes);
     }
     return QC_OK;
 }

@@ -1,6 +1,6 @@
-/* Character properties as the reference tokenizer library sees them, whatever Unicode version the installed PCRE2
- * and utf8proc have: its regular expressions know Unicode 16, its character tests Unicode 17, its normal forms
- * Unicode 9. All functions take code points that came from valid UTF-8. */
+/* Character properties as the reference tokenizer library sees them, whatever Unicode version the installed
+ * PCRE2 and utf8proc have: its regular expressions know Unicode 16, its character tests Unicode 17, its
+ * normal forms Unicode 9. All functions take code points that came from valid UTF-8. */
 #ifndef QC_TOKENIZER_UNICODE_H
 #define QC_TOKENIZER_UNICODE_H
 

@@ -52,7 +52,8 @@ int qc_gate_check(const char *name, double limit, qc_err *err)
     if (!isfinite(limit))
         return qc_fail(err, QC_E_USAGE, "gate %s: the limit is not a finite number", name);
     if (strcmp(name, "top1") == 0 && (limit < 0 || limit > 1))
-        return qc_fail(err, QC_E_USAGE, "gate top1: the limit %g is no fraction from 0 to 1 (0.9 is 90 %%)", limit);
+        return qc_fail(err, QC_E_USAGE, "gate top1: the limit %g is no fraction from 0 to 1 (0.9 is 90 %%)",
+                       limit);
     return QC_OK;
 }
 
@@ -65,7 +66,8 @@ bool qc_gate_needs_evaluation(const char *name)
 qc_gate qc_gate_judge(const char *name, double limit, const qc_measured *measured)
 {
     size_t i = find(name);
-    const char *base = table[i].place == FROM_RUN ? (const char *)measured : (const char *)measured->evaluation;
+    const char *base =
+        table[i].place == FROM_RUN ? (const char *)measured : (const char *)measured->evaluation;
     qc_gate gate = {.name = table[i].name, .limit = limit, .value = NAN};
     if (base)
         memcpy(&gate.value, base + table[i].offset, sizeof gate.value);

@@ -16,7 +16,8 @@ typedef struct qc_measured {
     double peak_rss_bytes; /* of the process */
 } qc_measured;
 
-/* QC_E_USAGE: no gate of this name (the known ones are listed), or a limit that is not finite or, for top1, not in 0 .. 1. */
+/* QC_E_USAGE: no gate of this name (the known ones are listed), or a limit that is not finite or, for top1,
+ * not in 0 .. 1. */
 int qc_gate_check(const char *name, double limit, qc_err *err) QC_WARN_UNUSED;
 
 /* Is the gate's value one of the evaluation? */

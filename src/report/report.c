@@ -288,14 +288,17 @@ cJSON *qc_report_evaluation(const qc_evaluation *e)
 int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
 {
     QC_TRY(qc_buf_printf(ret, err, "  scored        %lld window%s of %lld tokens (%lld positions) of %s%s\n",
-                         (long long)e->windows, e->windows == 1 ? "" : "s", (long long)e->length, (long long)e->tokens_scored,
-                         e->text ? e->text : "?", e->bos ? ", BOS in front" : ""));
+                         (long long)e->windows, e->windows == 1 ? "" : "s", (long long)e->length,
+                         (long long)e->tokens_scored, e->text ? e->text : "?",
+                         e->bos ? ", BOS in front" : ""));
     if (isnan(e->ppl_reference))
         return qc_buf_printf(ret, err, "  perplexity    %.4f\n", e->ppl);
-    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, reference %.4f, ratio %.5f\n", e->ppl, e->ppl_reference, e->ppl_ratio));
+    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, reference %.4f, ratio %.5f\n", e->ppl,
+                         e->ppl_reference, e->ppl_ratio));
     QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));
-    return qc_buf_printf(ret, err, "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n", e->kld_mean,
-                         e->kld_p99, e->kld_max, 100 * e->top1);
+    return qc_buf_printf(ret, err,
+                         "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n",
+                         e->kld_mean, e->kld_p99, e->kld_max, 100 * e->top1);
 }
 
 /* Bytes are whole numbers, written in full. */
@@ -303,17 +306,19 @@ static int gate_text(const qc_gate *gate, qc_buf *ret, qc_err *err)
 {
     size_t n = strlen(gate->name), n_suffix = strlen("_bytes");
     int digits = n > n_suffix && strcmp(gate->name + n - n_suffix, "_bytes") == 0 ? 15 : 6;
-    return qc_buf_printf(ret, err, "  gate          %s %.*g, limit %.*g: %s\n", gate->name, digits, gate->value, digits,
-                         gate->limit, gate->pass ? "passed" : "FAILED");
+    return qc_buf_printf(ret, err, "  gate          %s %.*g, limit %.*g: %s\n", gate->name, digits,
+                         gate->value, digits, gate->limit, gate->pass ? "passed" : "FAILED");
 }
 
 static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
 {
     uint64_t bytes_in;
     qc_account_bytes(o->accounts, &bytes_in, NULL);
-    QC_TRY(qc_buf_printf(ret, err, "%s%s\n", o->artifact.path, o->artifact.rejected ? "  (rejected: a gate failed)" : ""));
-    QC_TRY(qc_buf_printf(ret, err, "  size          %.2f MB of %.2f MB (%.1f %%)\n", (double)o->artifact.n_bytes / 1e6,
-                         (double)bytes_in / 1e6, bytes_in ? 100.0 * (double)o->artifact.n_bytes / (double)bytes_in : 0));
+    QC_TRY(qc_buf_printf(ret, err, "%s%s\n", o->artifact.path,
+                         o->artifact.rejected ? "  (rejected: a gate failed)" : ""));
+    QC_TRY(qc_buf_printf(ret, err, "  size          %.2f MB of %.2f MB (%.1f %%)\n",
+                         (double)o->artifact.n_bytes / 1e6, (double)bytes_in / 1e6,
+                         bytes_in ? 100.0 * (double)o->artifact.n_bytes / (double)bytes_in : 0));
     if (o->evaluation)
         QC_TRY(qc_report_evaluation_text(o->evaluation, ret, err));
     for (int i = 0; i < o->n_gates; i++)
@@ -328,7 +333,8 @@ static int fallbacks_text(const qc_event_list *events, qc_buf *ret, qc_err *err)
         const qc_event *e = &events->events[i];
         bool first = e->level == QC_EVENT_FALLBACK;
         for (int64_t k = 0; k < i && first; k++)
-            first = events->events[k].level != QC_EVENT_FALLBACK || strcmp(events->events[k].kind, e->kind) != 0;
+            first =
+                events->events[k].level != QC_EVENT_FALLBACK || strcmp(events->events[k].kind, e->kind) != 0;
         if (first)
             QC_TRY(qc_buf_printf(ret, err, "fallback        %s, %lld times, first %s: %s\n", e->kind,
                                  (long long)qc_event_count(events, e->kind), e->subject, e->detail));

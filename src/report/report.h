@@ -1,4 +1,5 @@
-/* The report of a run (version 1, docs/report.md) and its manifest as json documents, and a summary for people. */
+/* The report of a run (version 1, docs/report.md) and its manifest as json documents, and a summary for
+ * people. */
 #ifndef QC_REPORT_H
 #define QC_REPORT_H
 
@@ -9,7 +10,7 @@
 
 #include <stdint.h>
 
-#define QC_REPORT_SCHEMA "qconvert-report/1"
+#define QC_REPORT_SCHEMA   "qconvert-report/1"
 #define QC_MANIFEST_SCHEMA "qconvert-manifest/1"
 
 typedef struct qc_report_tool {
@@ -57,8 +58,9 @@ typedef struct qc_report_input {
 /* The report. NULL when out of memory; free with cJSON_Delete. Numbers that were not measured are null. */
 cJSON *qc_report_document(const qc_report_input *in);
 
-/* The manifest: what went in, how it was made, what came out; no time stamps, so that equal runs give equal bytes.
- * With embedded only what decides the bytes of the artifact (it travels inside): neither outputs nor kernels. */
+/* The manifest: what went in, how it was made, what came out; no time stamps, so that equal runs give equal
+ * bytes. With embedded only what decides the bytes of the artifact (it travels inside): neither outputs nor
+ * kernels. */
 cJSON *qc_manifest_document(const qc_report_input *in, bool embedded);
 
 /* An evaluation alone (what qeval --json prints). NULL when out of memory. */

@@ -72,13 +72,13 @@ int qpk_dtype_bits(unsigned dtype)
 
 /* ---- layout ---- */
 
-int qpk_layout_make(int64_t rows, int64_t cols, int bits, int symmetric, unsigned scale_dtype, int64_t group_elems,
-                    qpk_layout *ret, char *err, size_t err_bytes)
+int qpk_layout_make(int64_t rows, int64_t cols, int bits, int symmetric, unsigned scale_dtype,
+                    int64_t group_elems, qpk_layout *ret, char *err, size_t err_bytes)
 {
     const int64_t limit = (int64_t)1 << 40; /* keeps every product below 2^63 */
     if (rows < 1 || cols < 1 || rows > limit || cols > limit)
-        return qpk_fail(err, err_bytes, QPK_E_INPUT, "shape [%lld, %lld] can not be put on a grid", (long long)rows,
-                        (long long)cols);
+        return qpk_fail(err, err_bytes, QPK_E_INPUT, "shape [%lld, %lld] can not be put on a grid",
+                        (long long)rows, (long long)cols);
     if (bits < 1 || bits > 8)
         return qpk_fail(err, err_bytes, QPK_E_INPUT, "%d bits per code, expected 1 to 8", bits);
     if (scale_dtype != QPK_F16 && scale_dtype != QPK_BF16 && scale_dtype != QPK_F32)
@@ -107,7 +107,8 @@ int qpk_layout_make(int64_t rows, int64_t cols, int bits, int symmetric, unsigne
 
 /* ---- parsing ---- */
 
-/* What the parsing functions share: the file so far, where the next data may begin, and the place for a message. */
+/* What the parsing functions share: the file so far, where the next data may begin, and the place for a
+ * message. */
 typedef struct parse {
     qpk_file *file;
     qpk_section sections[QPK_N_SECTIONS];
@@ -132,8 +133,8 @@ static int fail_in(const qpk_file *file, char *err, size_t err_bytes, int code, 
 
 static const char *const section_names[QPK_N_SECTIONS] = {"tensor data", "file data", "strings", "metadata",
                                                           "values",      "files",     "tensors", "aliases"};
-static const unsigned record_bytes[QPK_N_SECTIONS] = {0, 0, 1, QPK_META_BYTES, 8, QPK_FILE_BYTES, QPK_TENSOR_BYTES,
-                                                      QPK_ALIAS_BYTES};
+static const unsigned record_bytes[QPK_N_SECTIONS] = {
+    0, 0, 1, QPK_META_BYTES, 8, QPK_FILE_BYTES, QPK_TENSOR_BYTES, QPK_ALIAS_BYTES};
 
 static bool is_zero(const uint8_t *bytes, size_t n_bytes)
 {
@@ -156,7 +157,8 @@ static int parse_section(parse *p, int s, uint64_t *cursor)
         return FAIL(p, QPK_E_INPUT, "section of %s starts at byte %llu, expected a multiple of %llu", name,
                     (unsigned long long)sec.offset, (unsigned long long)align);
     if (sec.offset < *cursor || sec.offset > p->file->n_bytes || sec.n_bytes > p->file->n_bytes - sec.offset)
-        return FAIL(p, QPK_E_INPUT, "section of %s (%llu bytes at %llu) is outside the file or overlaps another", name,
+        return FAIL(p, QPK_E_INPUT,
+                    "section of %s (%llu bytes at %llu) is outside the file or overlaps another", name,
                     (unsigned long long)sec.n_bytes, (unsigned long long)sec.offset);
     if (record_bytes[s] && sec.n_bytes != (uint64_t)sec.count * record_bytes[s])
         return FAIL(p, QPK_E_INPUT, "section of %s has %llu bytes, expected %u records of %u bytes", name,
@@ -171,19 +173,23 @@ static int parse_header(parse *p)
     const uint8_t *h = p->file->data;
     uint64_t n_bytes = p->file->n_bytes;
     if (n_bytes < QPK_HEADER_BYTES || memcmp(h, QPK_MAGIC, 8) != 0)
-        return FAIL(p, QPK_E_INPUT, "is not a qpk file (%s)", n_bytes < QPK_HEADER_BYTES ? "too short" : "wrong magic");
+        return FAIL(p, QPK_E_INPUT, "is not a qpk file (%s)",
+                    n_bytes < QPK_HEADER_BYTES ? "too short" : "wrong magic");
     if (qpk_u32(h + QPK_H_VERSION) != QPK_VERSION)
         return FAIL(p, QPK_E_UNSUPPORTED, "format version %u, this library reads version %d",
                     qpk_u32(h + QPK_H_VERSION), QPK_VERSION);
     uint32_t crc = (uint32_t)crc32_z(0, h, QPK_H_CRC);
     if (crc != qpk_u32(h + QPK_H_CRC))
-        return FAIL(p, QPK_E_INPUT, "header is damaged (checksum %08x, expected %08x)", crc, qpk_u32(h + QPK_H_CRC));
+        return FAIL(p, QPK_E_INPUT, "header is damaged (checksum %08x, expected %08x)", crc,
+                    qpk_u32(h + QPK_H_CRC));
     if (qpk_u64(h + QPK_H_REQUIRED) != 0)
         return FAIL(p, QPK_E_UNSUPPORTED, "needs features 0x%llx that this library does not know",
                     (unsigned long long)qpk_u64(h + QPK_H_REQUIRED));
-    if (qpk_u32(h + QPK_H_HEADER_BYTES) != QPK_HEADER_BYTES || qpk_u32(h + QPK_H_N_SECTIONS) != QPK_N_SECTIONS)
+    if (qpk_u32(h + QPK_H_HEADER_BYTES) != QPK_HEADER_BYTES ||
+        qpk_u32(h + QPK_H_N_SECTIONS) != QPK_N_SECTIONS)
         return FAIL(p, QPK_E_INPUT, "header of %u bytes with %u sections, expected %d and %d",
-                    qpk_u32(h + QPK_H_HEADER_BYTES), qpk_u32(h + QPK_H_N_SECTIONS), QPK_HEADER_BYTES, QPK_N_SECTIONS);
+                    qpk_u32(h + QPK_H_HEADER_BYTES), qpk_u32(h + QPK_H_N_SECTIONS), QPK_HEADER_BYTES,
+                    QPK_N_SECTIONS);
     if (qpk_u32(h + QPK_H_RESERVED1) != 0 || !is_zero(h + QPK_H_RESERVED2, QPK_H_CRC - QPK_H_RESERVED2))
         return FAIL(p, QPK_E_UNSUPPORTED, "reserved field of the header is not zero");
     if (qpk_u64(h + QPK_H_FILE_BYTES) != n_bytes)
@@ -207,8 +213,8 @@ static int check_tables(parse *p)
         qpk_section sec = p->sections[s];
         uint32_t crc = (uint32_t)crc32_z(0, p->file->data + sec.offset, sec.n_bytes);
         if (crc != sec.crc32)
-            return FAIL(p, QPK_E_INPUT, "section of %s is damaged (checksum %08x, expected %08x)", section_names[s],
-                        crc, sec.crc32);
+            return FAIL(p, QPK_E_INPUT, "section of %s is damaged (checksum %08x, expected %08x)",
+                        section_names[s], crc, sec.crc32);
     }
     return QPK_OK;
 }
@@ -283,8 +289,8 @@ static int check_extent(const parse *p, int section, const char *what, const cha
         return FAIL(p, QPK_E_INPUT, "%s '%s' starts at byte %llu, expected a multiple of %d", what, name,
                     (unsigned long long)offset, QPK_ALIGN_BYTES);
     if (offset < *cursor || offset > end || n_bytes > end - offset)
-        return FAIL(p, QPK_E_INPUT, "%s '%s' (%llu bytes at %llu) is outside its section or overlaps another", what,
-                    name, (unsigned long long)n_bytes, (unsigned long long)offset);
+        return FAIL(p, QPK_E_INPUT, "%s '%s' (%llu bytes at %llu) is outside its section or overlaps another",
+                    what, name, (unsigned long long)n_bytes, (unsigned long long)offset);
     *cursor = offset + n_bytes;
     return QPK_OK;
 }
@@ -327,7 +333,8 @@ static int parse_shape(parse *p, const uint8_t *rec, qpk_tensor *t)
     for (int d = 0; d < QPK_MAX_DIMS; d++) {
         uint64_t n = qpk_u64(rec + QPK_T_SHAPE + 8 * d);
         if (d >= t->n_dims ? n != 0 : n > (uint64_t)limit)
-            return FAIL(p, QPK_E_INPUT, "tensor '%s': dimension %d is %llu", t->name, d, (unsigned long long)n);
+            return FAIL(p, QPK_E_INPUT, "tensor '%s': dimension %d is %llu", t->name, d,
+                        (unsigned long long)n);
         if (d >= t->n_dims)
             continue;
         t->shape[d] = (int64_t)n;
@@ -358,10 +365,12 @@ static int parse_dense(parse *p, const uint8_t *rec, const qpk_tensor *t)
 static int parse_grid(parse *p, const uint8_t *rec, qpk_tensor *t)
 {
     if (rec[QPK_T_LAYOUT] != 1 || rec[QPK_T_GRID] != 1 || rec[QPK_T_CODES] != 0 ||
-        (rec[QPK_T_FLAGS] & ~QPK_TF_ZEROS) != 0 || !is_zero(rec + QPK_T_RESERVED, QPK_TENSOR_BYTES - QPK_T_RESERVED))
-        return FAIL(p, QPK_E_UNSUPPORTED, "tensor '%s': layout %d, grid %d, codes %d, flags %d or a reserved field is "
-                    "unknown to this library", t->name, rec[QPK_T_LAYOUT], rec[QPK_T_GRID], rec[QPK_T_CODES],
-                    rec[QPK_T_FLAGS]);
+        (rec[QPK_T_FLAGS] & ~QPK_TF_ZEROS) != 0 ||
+        !is_zero(rec + QPK_T_RESERVED, QPK_TENSOR_BYTES - QPK_T_RESERVED))
+        return FAIL(p, QPK_E_UNSUPPORTED,
+                    "tensor '%s': layout %d, grid %d, codes %d, flags %d or a reserved field is "
+                    "unknown to this library",
+                    t->name, rec[QPK_T_LAYOUT], rec[QPK_T_GRID], rec[QPK_T_CODES], rec[QPK_T_FLAGS]);
     uint64_t group = qpk_u64(rec + QPK_T_GROUP);
     unsigned zero_dtype = qpk_u16(rec + QPK_T_ZERO_DTYPE);
     t->bits = rec[QPK_T_BITS];
@@ -371,17 +380,20 @@ static int parse_grid(parse *p, const uint8_t *rec, qpk_tensor *t)
     if (zero_dtype != (t->symmetric ? 0 : QPK_U8))
         return FAIL(p, QPK_E_INPUT, "tensor '%s': zero points of type %u", t->name, zero_dtype);
     char text[256];
-    int rc = qpk_layout_make(t->rows, t->cols, t->bits, t->symmetric, t->scale_dtype, t->group_elems, &t->layout, text,
-                             sizeof text);
+    int rc = qpk_layout_make(t->rows, t->cols, t->bits, t->symmetric, t->scale_dtype, t->group_elems,
+                             &t->layout, text, sizeof text);
     if (rc < 0)
         return FAIL(p, rc, "tensor '%s': %s", t->name, text);
     const qpk_layout *lay = &t->layout;
-    if (qpk_u64(rec + QPK_T_TILE_BYTES) != lay->tile_bytes || qpk_u64(rec + QPK_T_SCALES) != lay->scales_offset ||
-        qpk_u64(rec + QPK_T_ZEROS) != lay->zeros_offset || t->n_bytes != lay->tile_bytes * (uint64_t)lay->n_tiles)
-        return FAIL(p, QPK_E_INPUT, "tensor '%s': sizes do not fit its shape and grid (expected %lld tiles of %llu "
-                    "bytes, scales at %llu, zeros at %llu)", t->name, (long long)lay->n_tiles,
-                    (unsigned long long)lay->tile_bytes, (unsigned long long)lay->scales_offset,
-                    (unsigned long long)lay->zeros_offset);
+    if (qpk_u64(rec + QPK_T_TILE_BYTES) != lay->tile_bytes ||
+        qpk_u64(rec + QPK_T_SCALES) != lay->scales_offset ||
+        qpk_u64(rec + QPK_T_ZEROS) != lay->zeros_offset ||
+        t->n_bytes != lay->tile_bytes * (uint64_t)lay->n_tiles)
+        return FAIL(p, QPK_E_INPUT,
+                    "tensor '%s': sizes do not fit its shape and grid (expected %lld tiles of %llu "
+                    "bytes, scales at %llu, zeros at %llu)",
+                    t->name, (long long)lay->n_tiles, (unsigned long long)lay->tile_bytes,
+                    (unsigned long long)lay->scales_offset, (unsigned long long)lay->zeros_offset);
     return QPK_OK;
 }
 
@@ -447,10 +459,12 @@ static int parse_tables(parse *p)
         rc = parse_meta(p, i, f->data + sec[QPK_SEC_META].offset + i * QPK_META_BYTES, &f->metas[i]);
     uint64_t cursor = sec[QPK_SEC_FILE_DATA].offset;
     for (int64_t i = 0; rc == QPK_OK && i < f->n_files; i++)
-        rc = parse_side_file(p, i, f->data + sec[QPK_SEC_FILES].offset + i * QPK_FILE_BYTES, &f->files[i], &cursor);
+        rc = parse_side_file(p, i, f->data + sec[QPK_SEC_FILES].offset + i * QPK_FILE_BYTES, &f->files[i],
+                             &cursor);
     cursor = sec[QPK_SEC_TENSOR_DATA].offset;
     for (int64_t i = 0; rc == QPK_OK && i < f->n_tensors; i++)
-        rc = parse_tensor(p, i, f->data + sec[QPK_SEC_TENSORS].offset + i * QPK_TENSOR_BYTES, &f->tensors[i], &cursor);
+        rc = parse_tensor(p, i, f->data + sec[QPK_SEC_TENSORS].offset + i * QPK_TENSOR_BYTES, &f->tensors[i],
+                          &cursor);
     for (int64_t i = 0; rc == QPK_OK && i < f->n_aliases; i++)
         rc = parse_alias(p, i, f->data + sec[QPK_SEC_ALIASES].offset + i * QPK_ALIAS_BYTES, &f->aliases[i]);
     return rc;
@@ -476,14 +490,16 @@ static int index_finish(parse *p, qpk_index *index, const char *what)
 static int index_all(parse *p)
 {
     qpk_file *f = p->file;
-    if (!(f->tensor_index.entries = new_array(p, (uint64_t)(f->n_tensors + f->n_aliases), sizeof(qpk_name))) ||
+    if (!(f->tensor_index.entries =
+              new_array(p, (uint64_t)(f->n_tensors + f->n_aliases), sizeof(qpk_name))) ||
         !(f->meta_index.entries = new_array(p, (uint64_t)f->n_metas, sizeof(qpk_name))) ||
         !(f->file_index.entries = new_array(p, (uint64_t)f->n_files, sizeof(qpk_name))))
         return QPK_E_RESOURCE;
     for (int64_t i = 0; i < f->n_tensors; i++)
         f->tensor_index.entries[f->tensor_index.n_entries++] = (qpk_name){f->tensors[i].name, i};
     for (int64_t i = 0; i < f->n_aliases; i++)
-        f->tensor_index.entries[f->tensor_index.n_entries++] = (qpk_name){f->aliases[i].name, f->aliases[i].target};
+        f->tensor_index.entries[f->tensor_index.n_entries++] =
+            (qpk_name){f->aliases[i].name, f->aliases[i].target};
     for (int64_t i = 0; i < f->n_metas; i++)
         f->meta_index.entries[f->meta_index.n_entries++] = (qpk_name){f->metas[i].key, i};
     for (int64_t i = 0; i < f->n_files; i++)
@@ -506,8 +522,8 @@ static int64_t index_find(const qpk_index *index, const char *name)
 /* ---- opening ---- */
 
 /* Takes over `data` if mapped, also on failure. */
-static int open_bytes(const uint8_t *data, size_t n_bytes, bool mapped, const char *name, qpk_file **ret, char *err,
-                      size_t err_bytes)
+static int open_bytes(const uint8_t *data, size_t n_bytes, bool mapped, const char *name, qpk_file **ret,
+                      char *err, size_t err_bytes)
 {
     qpk_file *file = calloc(1, sizeof *file);
     if (file)
@@ -553,12 +569,13 @@ int qpk_open(const char *path, qpk_file **ret, char *err, size_t err_bytes)
     int map_errno = errno;
     close(fd);
     if (data == MAP_FAILED)
-        return qpk_fail(err, err_bytes, QPK_E_RESOURCE, "%s: can not map %lld bytes: %s", path, (long long)st.st_size,
-                        strerror(map_errno));
+        return qpk_fail(err, err_bytes, QPK_E_RESOURCE, "%s: can not map %lld bytes: %s", path,
+                        (long long)st.st_size, strerror(map_errno));
     return open_bytes(data, (size_t)st.st_size, true, path, ret, err, err_bytes);
 }
 
-int qpk_open_memory(const void *data, size_t n_bytes, const char *name, qpk_file **ret, char *err, size_t err_bytes)
+int qpk_open_memory(const void *data, size_t n_bytes, const char *name, qpk_file **ret, char *err,
+                    size_t err_bytes)
 {
     return open_bytes(data, n_bytes, false, name, ret, err, err_bytes);
 }
@@ -702,7 +719,8 @@ static int inflate_all(const uint8_t *src, uint64_t src_bytes, uint8_t *dst, uin
         }
         rc = inflate(&z, Z_NO_FLUSH);
     }
-    bool whole = rc == Z_STREAM_END && z.avail_out == 0 && dst_bytes == 0 && z.avail_in == 0 && src_bytes == 0;
+    bool whole =
+        rc == Z_STREAM_END && z.avail_out == 0 && dst_bytes == 0 && z.avail_in == 0 && src_bytes == 0;
     inflateEnd(&z);
     return whole ? QPK_OK : rc == Z_MEM_ERROR ? QPK_E_RESOURCE : QPK_E_INPUT;
 }
@@ -731,8 +749,8 @@ int qpk_file_read(const qpk_file *file, int64_t index, void *dst, char *err, siz
     const uint8_t *src = file->data + s->offset;
     uint32_t crc = (uint32_t)crc32_z(0, src, s->stored_bytes);
     if (crc != s->crc32)
-        return fail_in(file, err, err_bytes, QPK_E_INPUT, "side file '%s' is damaged (checksum %08x, expected %08x)",
-                       s->name, crc, s->crc32);
+        return fail_in(file, err, err_bytes, QPK_E_INPUT,
+                       "side file '%s' is damaged (checksum %08x, expected %08x)", s->name, crc, s->crc32);
     if (s->method == 0) {
         memcpy(dst, src, s->raw_bytes);
         return QPK_OK;
@@ -750,15 +768,16 @@ int qpk_check(const qpk_file *file, char *err, size_t err_bytes)
         const qpk_tensor *t = &file->tensors[i];
         uint32_t crc = crc_of(file, t->offset, t->n_bytes);
         if (crc != t->crc32)
-            return fail_in(file, err, err_bytes, QPK_E_INPUT, "tensor '%s' is damaged (checksum %08x, expected %08x)",
-                           t->name, crc, t->crc32);
+            return fail_in(file, err, err_bytes, QPK_E_INPUT,
+                           "tensor '%s' is damaged (checksum %08x, expected %08x)", t->name, crc, t->crc32);
     }
     for (int64_t i = 0; i < file->n_files; i++) {
         const qpk_side_file *s = &file->files[i];
         uint32_t crc = crc_of(file, s->offset, s->stored_bytes);
         if (crc != s->crc32)
             return fail_in(file, err, err_bytes, QPK_E_INPUT,
-                           "side file '%s' is damaged (checksum %08x, expected %08x)", s->name, crc, s->crc32);
+                           "side file '%s' is damaged (checksum %08x, expected %08x)", s->name, crc,
+                           s->crc32);
     }
     return QPK_OK;
 }
@@ -768,7 +787,7 @@ void qpk_release(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_r
     const qpk_tensor *t = qpk_tensor_at(file, tensor);
     if (!t || !file->mapped || row0 < 0 || n_rows <= 0 || row0 > t->rows || n_rows > t->rows - row0)
         return;
-    uint64_t begin, end; /* in the tensor */
+    uint64_t begin, end;        /* in the tensor */
     if (t->dtype == QPK_GRID) { /* whole tiles; the last one may have fewer rows */
         int64_t last = row0 + n_rows == t->rows ? t->layout.n_tiles : (row0 + n_rows) / QPK_TILE_ROWS;
         begin = (uint64_t)((row0 + QPK_TILE_ROWS - 1) / QPK_TILE_ROWS) * t->layout.tile_bytes;

@@ -1,13 +1,13 @@
-/* libqpk: stand-alone reader of qpk files, the packed model format (docs/formats/qpk.md). C11 and zlib only, so that
- * any engine can embed it: open (memory map), list, find, map tiles, decode rows, check.
+/* libqpk: stand-alone reader of qpk files, the packed model format (docs/formats/qpk.md). C11 and zlib only,
+ * so that any engine can embed it: open (memory map), list, find, map tiles, decode rows, check.
  *
- * Calling order: qpk_open, any number of the other functions from any number of threads, qpk_close. The file must
- * not be changed or cut while it is open. Everything returned by a getter belongs to the file object and is valid
- * until qpk_close.
+ * Calling order: qpk_open, any number of the other functions from any number of threads, qpk_close. The file
+ * must not be changed or cut while it is open. Everything returned by a getter belongs to the file object and
+ * is valid until qpk_close.
  *
  * A function that can fail returns 0 or a negative QPK_E_* code and then writes one line (no newline, always
- * NUL-terminated, cut if too long) to err[err_bytes]; err may be NULL. Outputs are untouched on failure, except
- * that decoded rows may have been written in part. */
+ * NUL-terminated, cut if too long) to err[err_bytes]; err may be NULL. Outputs are untouched on failure,
+ * except that decoded rows may have been written in part. */
 #ifndef QPK_H
 #define QPK_H
 
@@ -24,10 +24,10 @@ extern "C" {
 #define QPK_API
 #endif
 
-#define QPK_VERSION   0  /* of the format that this library reads */
-#define QPK_TILE_ROWS 16 /* rows of a matrix that are packed together */
+#define QPK_VERSION    0  /* of the format that this library reads */
+#define QPK_TILE_ROWS  16 /* rows of a matrix that are packed together */
 #define QPK_BLOCK_COLS 32 /* columns are padded to whole blocks */
-#define QPK_MAX_DIMS  4
+#define QPK_MAX_DIMS   4
 
 enum {
     QPK_OK = 0,
@@ -83,32 +83,34 @@ typedef struct qpk_tensor {
     uint64_t n_bytes;
     uint32_t crc32;
     /* Tensors on a grid only, else 0: value = scale * (code - zero). */
-    int bits;            /* 1 .. 8; codes are unsigned */
-    int symmetric;       /* 1: every zero point is 2^(bits - 1) and none is stored */
+    int bits;             /* 1 .. 8; codes are unsigned */
+    int symmetric;        /* 1: every zero point is 2^(bits - 1) and none is stored */
     unsigned scale_dtype; /* QPK_F16, QPK_BF16 or QPK_F32 */
-    int64_t group_elems; /* columns that share a scale: a multiple of 4, or = cols */
+    int64_t group_elems;  /* columns that share a scale: a multiple of 4, or = cols */
     qpk_layout layout;
 } qpk_tensor;
 
-/* Layout of a matrix [rows, cols] on a grid; what a writer uses too. QPK_E_INPUT: impossible grid or too large. */
+/* Layout of a matrix [rows, cols] on a grid; what a writer uses too. QPK_E_INPUT: impossible grid or too
+ * large. */
 QPK_API int qpk_layout_make(int64_t rows, int64_t cols, int bits, int symmetric, unsigned scale_dtype,
                             int64_t group_elems, qpk_layout *ret, char *err, size_t err_bytes);
 
 typedef struct qpk_file qpk_file;
 
-/* Map a file and check header, tables and every offset and size, but not the checksums of tensors and side files. */
+/* Map a file and check header, tables and every offset and size, but not the checksums of tensors and side
+ * files. */
 QPK_API int qpk_open(const char *path, qpk_file **ret, char *err, size_t err_bytes);
 
-/* The same over n_bytes of memory that the caller keeps alive and unchanged; 64-byte aligned for aligned tensors.
- * `name` is for messages. */
+/* The same over n_bytes of memory that the caller keeps alive and unchanged; 64-byte aligned for aligned
+ * tensors. `name` is for messages. */
 QPK_API int qpk_open_memory(const void *data, size_t n_bytes, const char *name, qpk_file **ret, char *err,
                             size_t err_bytes);
 
 /* NULL is fine. */
 QPK_API void qpk_close(qpk_file *file);
 
-/* Compare every tensor and side file with its CRC-32; QPK_E_INPUT names the first damaged one. Reads the whole file
- * and gives its pages back as it goes. */
+/* Compare every tensor and side file with its CRC-32; QPK_E_INPUT names the first damaged one. Reads the
+ * whole file and gives its pages back as it goes. */
 QPK_API int qpk_check(const qpk_file *file, char *err, size_t err_bytes);
 
 /* ---- tensors ---- */
@@ -125,22 +127,23 @@ QPK_API int64_t qpk_n_aliases(const qpk_file *file);
 QPK_API const char *qpk_alias_name(const qpk_file *file, int64_t alias);
 QPK_API int64_t qpk_alias_target(const qpk_file *file, int64_t alias);
 
-/* First byte of a tensor's data in the map; tile t of a matrix on a grid starts layout.tile_bytes * t further on.
- * NULL if the index is out of range. */
+/* First byte of a tensor's data in the map; tile t of a matrix on a grid starts layout.tile_bytes * t further
+ * on. NULL if the index is out of range. */
 QPK_API const void *qpk_tensor_data(const qpk_file *file, int64_t tensor);
 
-/* dst[n_rows, cols] = values of rows row0 .. row0 + n_rows - 1 as float32. QPK_E_UNSUPPORTED: a dense type that is no
- * number (F8 ...). Fastest for whole tiles. */
-QPK_API int qpk_dequantize_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, float *dst,
-                                char *err, size_t err_bytes);
+/* dst[n_rows, cols] = values of rows row0 .. row0 + n_rows - 1 as float32. QPK_E_UNSUPPORTED: a dense type
+ * that is no number (F8 ...). Fastest for whole tiles. */
+QPK_API int qpk_dequantize_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows,
+                                float *dst, char *err, size_t err_bytes);
 
-/* Codes [n_rows, cols], scales [n_rows, n_groups] and zero points [n_rows, n_groups] (zeros is not touched and may be
- * NULL if the grid is symmetric) of some rows of a tensor on a grid. QPK_E_USAGE for a dense one. */
-QPK_API int qpk_unpack_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, uint8_t *codes,
-                            float *scales, uint8_t *zeros, char *err, size_t err_bytes);
+/* Codes [n_rows, cols], scales [n_rows, n_groups] and zero points [n_rows, n_groups] (zeros is not touched
+ * and may be NULL if the grid is symmetric) of some rows of a tensor on a grid. QPK_E_USAGE for a dense one.
+ */
+QPK_API int qpk_unpack_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows,
+                            uint8_t *codes, float *scales, uint8_t *zeros, char *err, size_t err_bytes);
 
-/* The rows will not be needed soon: give their pages back to the system (all but the last one, which the next rows
- * may share); a later access reads them again. No effect on qpk_open_memory files or bad ranges. */
+/* The rows will not be needed soon: give their pages back to the system (all but the last one, which the next
+ * rows may share); a later access reads them again. No effect on qpk_open_memory files or bad ranges. */
 QPK_API void qpk_release(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows);
 
 /* ---- metadata ---- */
@@ -157,7 +160,7 @@ enum {
 
 typedef struct qpk_meta {
     const char *key;
-    unsigned type;   /* QPK_META_* */
+    unsigned type;    /* QPK_META_* */
     uint32_t n_elems; /* of an array; 1 for a number, bytes without the NUL for a string */
     union {
         uint64_t u64;

@@ -1,4 +1,5 @@
-/* Byte positions of a qpk file, as in docs/formats/qpk.md. Read by the library and the writer, not installed. */
+/* Byte positions of a qpk file, as in docs/formats/qpk.md. Read by the library and the writer, not installed.
+ */
 #ifndef QPK_FORMAT_H
 #define QPK_FORMAT_H
 
@@ -49,7 +50,14 @@ enum {
 };
 
 /* Metadata record */
-enum { QPK_M_KEY = 0, QPK_M_TYPE = 8, QPK_M_COUNT = 12, QPK_M_VALUE = 16, QPK_M_RESERVED = 24, QPK_META_BYTES = 32 };
+enum {
+    QPK_M_KEY = 0,
+    QPK_M_TYPE = 8,
+    QPK_M_COUNT = 12,
+    QPK_M_VALUE = 16,
+    QPK_M_RESERVED = 24,
+    QPK_META_BYTES = 32
+};
 
 /* Side file record */
 enum {
@@ -66,7 +74,7 @@ enum {
 /* Tensor record */
 enum {
     QPK_T_NAME = 0,
-    QPK_T_DTYPE = 8,  /* u16 */
+    QPK_T_DTYPE = 8,   /* u16 */
     QPK_T_N_DIMS = 10, /* u8 */
     QPK_T_LAYOUT = 11, /* u8: 0 dense, 1 tiles */
     QPK_T_CRC = 12,
@@ -100,8 +108,8 @@ static inline uint64_t qpk_max_raw_bytes(uint64_t n_bytes)
     return n_bytes > UINT64_MAX / 2048 ? UINT64_MAX : n_bytes * 1032 + 1024;
 }
 
-/* Planes of a code of `bits` bits: widths 8, 4, 2, 1 that add up to it, low bits of the code in the widest plane.
- * Fills width and the bit of the code where each starts; returns their number (1 .. 3). */
+/* Planes of a code of `bits` bits: widths 8, 4, 2, 1 that add up to it, low bits of the code in the widest
+ * plane. Fills width and the bit of the code where each starts; returns their number (1 .. 3). */
 static inline int qpk_planes(int bits, int width[3], int shift[3])
 {
     int n = 0, low = 0;

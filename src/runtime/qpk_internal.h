@@ -31,8 +31,8 @@ typedef struct qpk_section {
 struct qpk_file {
     const uint8_t *data;
     size_t n_bytes;
-    bool mapped; /* data is ours to unmap */
-    char *path;  /* owned; for messages */
+    bool mapped;         /* data is ours to unmap */
+    char *path;          /* owned; for messages */
     const char *strings; /* the section of names */
     uint64_t strings_bytes;
     const uint8_t *values; /* the section of metadata values */
@@ -47,7 +47,8 @@ struct qpk_file {
 };
 
 /* Write a message with control characters replaced by '?' and return the code. */
-int qpk_fail(char *err, size_t err_bytes, int code, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+int qpk_fail(char *err, size_t err_bytes, int code, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 static inline uint16_t qpk_u16(const uint8_t *p)
 {

@@ -1,9 +1,15 @@
-/* Rows of a tensor as float32 or as codes. Plain loops of fixed length over bytes and 64-bit words, which compilers
- * turn into vector code; the same results on every processor. */
+/* Rows of a tensor as float32 or as codes. Plain loops of fixed length over bytes and 64-bit words, which
+ * compilers turn into vector code; the same results on every processor. */
 #include "qpk_format.h"
 #include "qpk_internal.h"
 
-enum { TILE = QPK_TILE_ROWS, BLOCK = QPK_BLOCK_COLS, STEP_COLS = 4, STEPS = BLOCK / STEP_COLS, STEP_BYTES = 64 };
+enum {
+    TILE = QPK_TILE_ROWS,
+    BLOCK = QPK_BLOCK_COLS,
+    STEP_COLS = 4,
+    STEPS = BLOCK / STEP_COLS,
+    STEP_BYTES = 64
+};
 
 static inline float f32_from_bits(uint32_t u)
 {
@@ -12,7 +18,8 @@ static inline float f32_from_bits(uint32_t u)
     return x;
 }
 
-/* Without branches: exponent and mantissa moved into place stand for value * 2^-112, exact also for subnormals. */
+/* Without branches: exponent and mantissa moved into place stand for value * 2^-112, exact also for
+ * subnormals. */
 static inline float f16_to_f32(uint16_t h)
 {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
@@ -65,9 +72,10 @@ static int dense_to_f32(unsigned dtype, const uint8_t *src, int64_t n_elems, flo
     }
 }
 
-/* Add bits of one plane of width w to the codes of a block: codes[STEPS][STEP_BYTES] |= plane << shift. The plane has
- * w units of 64 bytes; a unit holds 8 / w steps, the first in the lowest bits of every byte. */
-static inline __attribute__((always_inline)) void unpack_plane(const uint8_t *plane, int w, int shift, uint8_t *codes)
+/* Add bits of one plane of width w to the codes of a block: codes[STEPS][STEP_BYTES] |= plane << shift. The
+ * plane has w units of 64 bytes; a unit holds 8 / w steps, the first in the lowest bits of every byte. */
+static inline __attribute__((always_inline)) void unpack_plane(const uint8_t *plane, int w, int shift,
+                                                               uint8_t *codes)
 {
     const uint64_t mask = 0x0101010101010101u * ((1u << w) - 1u);
     int steps_per_unit = 8 / w;
@@ -123,9 +131,11 @@ typedef struct group_params {
 static void load_group(const qpk_tensor *t, const uint8_t *tile, int64_t group, group_params *ret)
 {
     unsigned elem_bytes = t->scale_dtype == QPK_F32 ? 4 : 2;
-    dense_to_f32(t->scale_dtype, tile + t->layout.scales_offset + (uint64_t)group * TILE * elem_bytes, TILE, ret->scale);
+    dense_to_f32(t->scale_dtype, tile + t->layout.scales_offset + (uint64_t)group * TILE * elem_bytes, TILE,
+                 ret->scale);
     for (int r = 0; r < TILE; r++)
-        ret->zero[r] = t->symmetric ? 1 << (t->bits - 1) : tile[t->layout.zeros_offset + (uint64_t)(group * TILE + r)];
+        ret->zero[r] =
+            t->symmetric ? 1 << (t->bits - 1) : tile[t->layout.zeros_offset + (uint64_t)(group * TILE + r)];
     ret->group = group;
 }
 
@@ -137,7 +147,8 @@ static inline void scale_codes(const uint8_t *codes, int n, float scale, int32_t
 }
 
 /* Columns 32 * block .. of rows r0 .. r1 - 1 of a tile, all in one group. */
-static void block_to_f32(const uint8_t *codes, const group_params *g, int r0, int r1, int64_t cols, int64_t n, float *dst)
+static void block_to_f32(const uint8_t *codes, const group_params *g, int r0, int r1, int64_t cols, int64_t n,
+                         float *dst)
 {
     for (int r = r0; r < r1; r++, dst += cols) {
         uint8_t row[BLOCK];
@@ -150,8 +161,8 @@ static void block_to_f32(const uint8_t *codes, const group_params *g, int r0, in
 }
 
 /* The same where groups end inside the block: step by step. */
-static void steps_to_f32(const qpk_tensor *t, const uint8_t *tile, const uint8_t *codes, group_params *g, int64_t col0,
-                         int r0, int r1, int64_t n, float *dst)
+static void steps_to_f32(const qpk_tensor *t, const uint8_t *tile, const uint8_t *codes, group_params *g,
+                         int64_t col0, int r0, int r1, int64_t n, float *dst)
 {
     for (int64_t c = 0; c < n; c += STEP_COLS) {
         int64_t group = (col0 + c) / t->group_elems;
@@ -186,8 +197,8 @@ static void tile_to_f32(const qpk_tensor *t, const uint8_t *tile, int r0, int r1
     }
 }
 
-static void tile_to_codes(const qpk_tensor *t, const uint8_t *tile, int r0, int r1, uint8_t *codes, float *scales,
-                          uint8_t *zeros)
+static void tile_to_codes(const qpk_tensor *t, const uint8_t *tile, int r0, int r1, uint8_t *codes,
+                          float *scales, uint8_t *zeros)
 {
     int64_t n_groups = t->layout.n_groups;
     for (int64_t b = 0; b < t->layout.n_blocks; b++) {
@@ -211,22 +222,22 @@ static void tile_to_codes(const qpk_tensor *t, const uint8_t *tile, int r0, int 
     }
 }
 
-static int check_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, const qpk_tensor **ret,
-                      char *err, size_t err_bytes)
+static int check_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows,
+                      const qpk_tensor **ret, char *err, size_t err_bytes)
 {
     const qpk_tensor *t = qpk_tensor_at(file, tensor);
     if (!t)
         return qpk_fail(err, err_bytes, QPK_E_USAGE, "%s: tensor %lld of %lld", file->path, (long long)tensor,
                         (long long)file->n_tensors);
     if (row0 < 0 || n_rows < 0 || row0 > t->rows || n_rows > t->rows - row0)
-        return qpk_fail(err, err_bytes, QPK_E_USAGE, "%s: tensor '%s': rows %lld + %lld of %lld", file->path, t->name,
-                        (long long)row0, (long long)n_rows, (long long)t->rows);
+        return qpk_fail(err, err_bytes, QPK_E_USAGE, "%s: tensor '%s': rows %lld + %lld of %lld", file->path,
+                        t->name, (long long)row0, (long long)n_rows, (long long)t->rows);
     *ret = t;
     return QPK_OK;
 }
 
-int qpk_dequantize_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, float *dst, char *err,
-                        size_t err_bytes)
+int qpk_dequantize_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, float *dst,
+                        char *err, size_t err_bytes)
 {
     const qpk_tensor *t;
     int rc = check_rows(file, tensor, row0, n_rows, &t, err, err_bytes);
@@ -236,28 +247,30 @@ int qpk_dequantize_rows(const qpk_file *file, int64_t tensor, int64_t row0, int6
     if (t->dtype != QPK_GRID) {
         size_t row_bytes = (size_t)t->cols * (size_t)(qpk_dtype_bits(t->dtype) / 8);
         if (dense_to_f32(t->dtype, data + (size_t)row0 * row_bytes, n_rows * t->cols, dst) < 0)
-            return qpk_fail(err, err_bytes, QPK_E_UNSUPPORTED, "%s: tensor '%s': %s elements can not be read as numbers",
-                            file->path, t->name, qpk_dtype_name(t->dtype));
+            return qpk_fail(err, err_bytes, QPK_E_UNSUPPORTED,
+                            "%s: tensor '%s': %s elements can not be read as numbers", file->path, t->name,
+                            qpk_dtype_name(t->dtype));
         return QPK_OK;
     }
     for (int64_t row = row0, end = row0 + n_rows; row < end;) {
         int64_t tile = row / TILE, next = (tile + 1) * TILE < end ? (tile + 1) * TILE : end;
-        tile_to_f32(t, data + (uint64_t)tile * t->layout.tile_bytes, (int)(row - tile * TILE), (int)(next - tile * TILE),
-                    dst + (row - row0) * t->cols);
+        tile_to_f32(t, data + (uint64_t)tile * t->layout.tile_bytes, (int)(row - tile * TILE),
+                    (int)(next - tile * TILE), dst + (row - row0) * t->cols);
         row = next;
     }
     return QPK_OK;
 }
 
-int qpk_unpack_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, uint8_t *codes, float *scales,
-                    uint8_t *zeros, char *err, size_t err_bytes)
+int qpk_unpack_rows(const qpk_file *file, int64_t tensor, int64_t row0, int64_t n_rows, uint8_t *codes,
+                    float *scales, uint8_t *zeros, char *err, size_t err_bytes)
 {
     const qpk_tensor *t;
     int rc = check_rows(file, tensor, row0, n_rows, &t, err, err_bytes);
     if (rc < 0)
         return rc;
     if (t->dtype != QPK_GRID)
-        return qpk_fail(err, err_bytes, QPK_E_USAGE, "%s: tensor '%s' is dense, it has no codes", file->path, t->name);
+        return qpk_fail(err, err_bytes, QPK_E_USAGE, "%s: tensor '%s' is dense, it has no codes", file->path,
+                        t->name);
     const uint8_t *data = file->data + t->offset;
     int64_t n_groups = t->layout.n_groups;
     for (int64_t row = row0, end = row0 + n_rows; row < end;) {

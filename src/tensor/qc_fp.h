@@ -1,5 +1,6 @@
-/* Conversions between float32 and the 16-bit float types. Round to nearest, ties to even; NaN stays NaN (quiet),
- * overflow becomes infinity, subnormals are kept. Header-only, so that kernels of any ISA can inline them. */
+/* Conversions between float32 and the 16-bit float types. Round to nearest, ties to even; NaN stays NaN
+ * (quiet), overflow becomes infinity, subnormals are kept. Header-only, so that kernels of any ISA can inline
+ * them. */
 #ifndef QC_FP_H
 #define QC_FP_H
 
@@ -38,7 +39,8 @@ static inline float qc_f16_to_f32(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, a = (uint32_t)(h & 0x7fff) << 13;
     uint32_t tiny = qc_f32_bits((float)(int32_t)(h & 0x3ff) * 0x1p-24f); /* value of a zero or subnormal */
-    uint32_t is_tiny = 0u - (uint32_t)((h & 0x7c00) == 0), is_special = 0u - (uint32_t)((h & 0x7c00) == 0x7c00);
+    uint32_t is_tiny = 0u - (uint32_t)((h & 0x7c00) == 0),
+             is_special = 0u - (uint32_t)((h & 0x7c00) == 0x7c00);
     uint32_t u = (a + (112u << 23)) | (0x7f800000u & is_special);
     return qc_f32_from_bits(sign | (u & ~is_tiny) | (tiny & is_tiny));
 }

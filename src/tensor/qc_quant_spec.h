@@ -4,15 +4,16 @@
 
 #include "qc_tensor.h"
 
-/* Conventions of the symmetric grid (docs/methods/rtn.md); codes are unsigned with zero 2^(bits - 1) in all three. */
+/* Conventions of the symmetric grid (docs/methods/rtn.md); codes are unsigned with zero 2^(bits - 1) in all
+ * three. */
 typedef enum {
     QC_SYM_FULL_RANGE = 0, /* s = m / -2^(b-1), m the signed value of largest magnitude; s may be negative */
     QC_SYM_HALF_STEP = 1,  /* s = max|w| / ((2^b - 1) / 2) */
     QC_SYM_NARROW = 2      /* s = max|w| / (2^(b-1) - 1) */
 } qc_sym_rule;
 
-/* Criterion of the scale search, over candidates s = p * s_minmax, p from 1 downwards; p = 1 is always one, so a
- * search is never worse than min-max under its own criterion. */
+/* Criterion of the scale search, over candidates s = p * s_minmax, p from 1 downwards; p = 1 is always one,
+ * so a search is never worse than min-max under its own criterion. */
 typedef enum {
     QC_SEARCH_MINMAX = 0, /* no search */
     QC_SEARCH_MSE = 1     /* sum_j h_j e_j^2 with column weights h (all 1 when none are given) */

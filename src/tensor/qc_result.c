@@ -28,8 +28,8 @@ static void event_free(qc_event *e)
     qc_free(e->detail);
 }
 
-int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, const char *subject, int64_t count,
-                 qc_err *err, const char *detail_fmt, ...)
+int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, const char *subject,
+                 int64_t count, qc_err *err, const char *detail_fmt, ...)
 {
     char detail[512];
     va_list ap;
@@ -40,7 +40,8 @@ int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, co
         subject = "";
     for (int64_t i = 0; i < list->n_events; i++) {
         qc_event *e = &list->events[i];
-        if (strcmp(e->kind, kind) == 0 && strcmp(e->subject, subject) == 0 && strcmp(e->detail, detail) == 0) {
+        if (strcmp(e->kind, kind) == 0 && strcmp(e->subject, subject) == 0 &&
+            strcmp(e->detail, detail) == 0) {
             e->count += count;
             return QC_OK;
         }

@@ -1,8 +1,9 @@
-/* Plain results that travel from the layers that measure (quant, calib, src/eval, formats) to the one that reports
- * (src/report): events, the account of tensors, evaluations, artifacts, gates. No behaviour but list handling.
+/* Plain results that travel from the layers that measure (quant, calib, src/eval, formats) to the one that
+ * reports (src/report): events, the account of tensors, evaluations, artifacts, gates. No behaviour but list
+ * handling.
  *
- * Strings in these structs are copies owned by the struct's list or, in the structs that stand alone, by whoever
- * filled them; every struct says which. A number that was not measured is NaN, a count 0. */
+ * Strings in these structs are copies owned by the struct's list or, in the structs that stand alone, by
+ * whoever filled them; every struct says which. A number that was not measured is NaN, a count 0. */
 #ifndef QC_RESULT_H
 #define QC_RESULT_H
 
@@ -21,24 +22,25 @@ typedef enum {
 } qc_event_level;
 
 typedef struct qc_event {
-    char *kind;           /* snake_case id, what `allow` and a reader of the report match: "group_fallback" */
-    char *subject;        /* tensor, layer, file or key; "" if none */
-    char *detail;         /* one line for people */
+    char *kind;    /* snake_case id, what `allow` and a reader of the report match: "group_fallback" */
+    char *subject; /* tensor, layer, file or key; "" if none */
+    char *detail;  /* one line for people */
     qc_event_level level;
-    int64_t count;        /* >= 1; equal kind + subject + detail are counted, not repeated */
+    int64_t count; /* >= 1; equal kind + subject + detail are counted, not repeated */
 } qc_event;
 
-/* In order of first occurrence. Zero-initialise, release with qc_event_list_clear. Not thread-safe: events are added
- * from the thread that walks the layers, so that their order is the same in every run. */
+/* In order of first occurrence. Zero-initialise, release with qc_event_list_clear. Not thread-safe: events
+ * are added from the thread that walks the layers, so that their order is the same in every run. */
 typedef struct qc_event_list {
     qc_event *events;
     int64_t n_events;
     int64_t cap_events;
 } qc_event_list;
 
-/* Add `count` (> 0) occurrences; the strings are copied, subject may be NULL. QC_E_RESOURCE when out of memory. */
-int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, const char *subject, int64_t count,
-                 qc_err *err, const char *detail_fmt, ...) QC_WARN_UNUSED QC_PRINTF(7, 8);
+/* Add `count` (> 0) occurrences; the strings are copied, subject may be NULL. QC_E_RESOURCE when out of
+ * memory. */
+int qc_event_add(qc_event_list *list, qc_event_level level, const char *kind, const char *subject,
+                 int64_t count, qc_err *err, const char *detail_fmt, ...) QC_WARN_UNUSED QC_PRINTF(7, 8);
 
 /* Occurrences of one kind (NULL: of all fallbacks). */
 int64_t qc_event_count(const qc_event_list *list, const char *kind);
@@ -51,21 +53,24 @@ void qc_event_list_clear(qc_event_list *list);
 typedef enum {
     QC_ACTION_QUANTIZED = 0, /* put on a grid, or its codes carried over */
     QC_ACTION_COPIED,        /* stored as it is because its kind is never quantized: norms, biases */
-    QC_ACTION_KEPT16,        /* could have been quantized, was left in 16 bit: skip list, group rule, 16-bit override */
-    QC_ACTION_TIED,          /* another name of a stored tensor */
-    QC_ACTION_FOLDED,        /* multiplied into a neighbour */
-    QC_ACTION_DROPPED        /* not stored, by a named rule */
+    QC_ACTION_KEPT16, /* could have been quantized, was left in 16 bit: skip list, group rule, 16-bit override
+                       */
+    QC_ACTION_TIED,   /* another name of a stored tensor */
+    QC_ACTION_FOLDED, /* multiplied into a neighbour */
+    QC_ACTION_DROPPED /* not stored, by a named rule */
 } qc_tensor_action;
 
 typedef struct qc_tensor_account {
     char *name;
-    char *rule; /* why: "linear", "embedding", "norm", "skip '*.down_proj'", "tied to model.embed_tokens.weight" */
+    char *rule; /* why: "linear", "embedding", "norm", "skip '*.down_proj'", "tied to
+                   model.embed_tokens.weight" */
     qc_tensor_action action;
     int layer; /* -1 outside the layers */
     qc_dtype source_dtype;
     qc_dtype dtype; /* as stored; QC_DT_GRID when quantized, QC_DT_INVALID when not stored */
     int64_t n_rows, n_cols;
-    int bits; /* of the stored values, scales left out: 2 .. 8 on a grid, else those of the dtype; 0 when not stored */
+    int bits; /* of the stored values, scales left out: 2 .. 8 on a grid, else those of the dtype; 0 when not
+                 stored */
     int64_t group_elems;        /* 0 for a dense tensor */
     bool symmetric;             /* of a grid */
     bool searched;              /* scales were searched, not plain min-max */
@@ -83,7 +88,8 @@ typedef struct qc_account_list {
     int64_t cap_tensors;
 } qc_account_list;
 
-/* Append a copy of *tensor (its two strings are copied; rule may be NULL). QC_E_RESOURCE when out of memory. */
+/* Append a copy of *tensor (its two strings are copied; rule may be NULL). QC_E_RESOURCE when out of memory.
+ */
 int qc_account_add(qc_account_list *list, const qc_tensor_account *tensor, qc_err *err) QC_WARN_UNUSED;
 
 /* Sum of bytes_in / bytes_out over all tensors; either pointer may be NULL. */
@@ -100,15 +106,15 @@ const char *qc_action_name(qc_tensor_action action);
 /* One window of an evaluation; sums over its scored tokens, in token order. */
 typedef struct qc_window_result {
     int64_t tokens_scored;
-    double nll, nll_reference;    /* sums of -ln p(target), nats; the reference's NaN without one */
-    double kld;                   /* sum of KL(reference || model), nats; NaN without a reference */
-    int64_t top1_agree;           /* tokens whose most likely id is the reference's */
+    double nll, nll_reference; /* sums of -ln p(target), nats; the reference's NaN without one */
+    double kld;                /* sum of KL(reference || model), nats; NaN without a reference */
+    int64_t top1_agree;        /* tokens whose most likely id is the reference's */
 } qc_window_result;
 
 /* Names as in the report (nats, fractions). Without a reference ppl_reference .. top1 are NaN. */
 typedef struct qc_evaluation {
-    char *protocol;      /* "gptq", "full", "ids"; owned */
-    char *text;          /* name of the scored text or id file, for people; owned, may be NULL */
+    char *protocol; /* "gptq", "full", "ids"; owned */
+    char *text;     /* name of the scored text or id file, for people; owned, may be NULL */
     int64_t windows;
     int64_t length;      /* tokens per window */
     int64_t stride;      /* tokens from one window's start to the next's; = length when they do not overlap */
@@ -125,7 +131,7 @@ typedef struct qc_evaluation {
     double delta_nll_se; /* the larger of the plain and the window-clustered standard error */
     double kld_mean, kld_p99, kld_max;
     double top1;
-    double seconds;      /* wall time of the walk; reported under timings, never inside evaluation */
+    double seconds;               /* wall time of the walk; reported under timings, never inside evaluation */
     qc_window_result *per_window; /* [windows], owned; NULL if not kept */
 } qc_evaluation;
 
@@ -139,18 +145,18 @@ void qc_evaluation_clear(qc_evaluation *eval);
 
 /* Strings are borrowed. */
 typedef struct qc_artifact {
-    const char *format;  /* "qpk", ... */
-    const char *path;    /* as it is called after the run (NAME.rejected included) */
-    uint64_t n_bytes;    /* of the file, or of all files of a folder */
-    char sha256[65];     /* of the file; "" for a folder */
-    bool rejected;       /* a gate failed */
+    const char *format; /* "qpk", ... */
+    const char *path;   /* as it is called after the run (NAME.rejected included) */
+    uint64_t n_bytes;   /* of the file, or of all files of a folder */
+    char sha256[65];    /* of the file; "" for a folder */
+    bool rejected;      /* a gate failed */
 } qc_artifact;
 
 /* One limit and what was measured. Plain data; the table of known names is src/report's. */
 typedef struct qc_gate {
     const char *name; /* static storage: a key of the table */
     double limit;
-    double value;     /* NaN = not measured, which never passes */
+    double value; /* NaN = not measured, which never passes */
     bool pass;
 } qc_gate;
 

@@ -1,5 +1,6 @@
-/* A source: any readable artifact (HF folder, qpk file, ...) as a set of named logical tensors plus side files.
- * Each reader in formats/ fills the table of functions; consumers (src/model, calib, src/cli) know only this.
+/* A source: any readable artifact (HF folder, qpk file, ...) as a set of named logical tensors plus side
+ * files. Each reader in formats/ fills the table of functions; consumers (src/model, calib, src/cli) know
+ * only this.
  *
  * Tensor names are those of Hugging Face checkpoints ("model.layers.0.self_attn.q_proj.weight"), whatever the
  * container calls them. Functions may be called from several threads at once, except close. */
@@ -24,10 +25,12 @@ struct qc_source {
     /* Index of a name, -1 if there is none. */
     int64_t (*find)(const qc_source *src, const char *name);
     /* dst[n_rows, cols] = values as float32; the row range must lie inside. */
-    int (*read_rows)(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst, qc_err *err);
-    /* Codes, scales and zeros of rows of a tensor on a grid (arrays of *rows are the caller's and large enough).
-     * NULL if no tensor of this source is on a grid. */
-    int (*read_codes)(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, qc_code_rows *rows, qc_err *err);
+    int (*read_rows)(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, float *dst,
+                     qc_err *err);
+    /* Codes, scales and zeros of rows of a tensor on a grid (arrays of *rows are the caller's and large
+     * enough). NULL if no tensor of this source is on a grid. */
+    int (*read_codes)(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows, qc_code_rows *rows,
+                      qc_err *err);
     /* Stored bytes of a dense tensor (info.n_bytes long), NULL if they do not lie in one piece. */
     const void *(*raw)(const qc_source *src, int64_t tensor);
     /* The rows will not be needed soon: give mapped pages back. */

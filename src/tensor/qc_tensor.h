@@ -1,9 +1,9 @@
 /* Logical tensors: what readers hand out and writers take, whatever the file format.
  *
- * A matrix is [rows, cols] = [out, in], row major; a tensor of another rank is seen as rows = product of all but
- * the last dimension, cols = the last one (a vector is one row). A tensor is dense (dtype says how) or lies on a
- * quantization grid (dtype QC_DT_GRID): integer codes, and per row and group of input columns a scale and,
- * unless the grid is symmetric, a zero point:   value = scale * (code - zero). */
+ * A matrix is [rows, cols] = [out, in], row major; a tensor of another rank is seen as rows = product of all
+ * but the last dimension, cols = the last one (a vector is one row). A tensor is dense (dtype says how) or
+ * lies on a quantization grid (dtype QC_DT_GRID): integer codes, and per row and group of input columns a
+ * scale and, unless the grid is symmetric, a zero point:   value = scale * (code - zero). */
 #ifndef QC_TENSOR_H
 #define QC_TENSOR_H
 

@@ -81,8 +81,9 @@ START_TEST(buffer_grows_to_its_limit)
     ck_assert_int_eq(qc_buf_append(&buf, NULL, 0, &err), QC_OK);
     ck_assert_str_eq(buf.data, "");
     qc_alloc_fail_at(1);
-    ck_assert_int_eq(qc_buf_append(&buf, "0123456789012345678901234567890123456789012345678901234567890123", 64, &err),
-                     QC_E_RESOURCE);
+    ck_assert_int_eq(
+        qc_buf_append(&buf, "0123456789012345678901234567890123456789012345678901234567890123", 64, &err),
+        QC_E_RESOURCE);
     qc_alloc_fail_at(0);
     ck_assert_uint_eq(buf.n_bytes, 0);
     qc_buf_clear(&buf);

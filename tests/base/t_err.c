@@ -20,10 +20,15 @@ START_TEST(control_and_broken_bytes_are_escaped)
     expect_line("plain", "plain");
     expect_line("a\nb\tc\x1b[31m\x7f", "a\\x0ab\\x09c\\x1b[31m\\x7f");
     expect_line("\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
-    expect_line("x\xff\xc3", "x\\xff\\xc3");                    /* no UTF-8, split at the end */
-    expect_line("\xed\xa0\x80", "\\xed\\xa0\\x80");             /* a surrogate */
-    expect_line("\xc2\x9b" "1m", "\\xc2\\x9b1m");                /* C1: CSI of some terminals */
-    expect_line("a\xe2\x80\xa8" "b", "a\\xe2\\x80\\xa8" "b");     /* line separator */
+    expect_line("x\xff\xc3", "x\\xff\\xc3");        /* no UTF-8, split at the end */
+    expect_line("\xed\xa0\x80", "\\xed\\xa0\\x80"); /* a surrogate */
+    expect_line("\xc2\x9b"
+                "1m",
+                "\\xc2\\x9b1m"); /* C1: CSI of some terminals */
+    expect_line("a\xe2\x80\xa8"
+                "b",
+                "a\\xe2\\x80\\xa8"
+                "b"); /* line separator */
 }
 END_TEST
 

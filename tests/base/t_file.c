@@ -1,4 +1,5 @@
-/* Files: outputs appear whole or not at all, whatever happens in between; reading refuses what would hang or crash. */
+/* Files: outputs appear whole or not at all, whatever happens in between; reading refuses what would hang or
+ * crash. */
 #include "qc_alloc.h"
 #include "qc_file.h"
 
@@ -198,8 +199,8 @@ START_TEST(no_room)
 }
 END_TEST
 
-/* kill -9 at 20 moments of a loop that replaces one file by versions of itself: the file is always one whole version,
- * and the next run removes what the killed one left. */
+/* kill -9 at 20 moments of a loop that replaces one file by versions of itself: the file is always one whole
+ * version, and the next run removes what the killed one left. */
 static void write_versions(const char *path)
 {
     static char text[200000];
@@ -381,13 +382,15 @@ END_TEST
 START_TEST(paths)
 {
     setup();
-    const char *dirs[][2] = {{"a", "."}, {"/a", "/"}, {"x/a", "x"}, {"/x/y/a", "/x/y"}, {"./a", "."}, {"a/", "a"}};
+    const char *dirs[][2] = {{"a", "."},         {"/a", "/"},  {"x/a", "x"},
+                             {"/x/y/a", "/x/y"}, {"./a", "."}, {"a/", "a"}};
     for (size_t i = 0; i < sizeof dirs / sizeof dirs[0]; i++) {
         char *dir = qc_path_dir(dirs[i][0]);
         ck_assert_str_eq(dir, dirs[i][1]);
         qc_free(dir);
     }
-    const char *joins[][3] = {{"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}};
+    const char *joins[][3] = {
+        {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}};
     for (size_t i = 0; i < sizeof joins / sizeof joins[0]; i++) {
         char *path = qc_path_join(joins[i][0], joins[i][1]);
         ck_assert_str_eq(path, joins[i][2]);

@@ -1,5 +1,5 @@
-/* 16-bit floats against the definition of the formats (IEEE 754-2019, 3.4: value = (-1)^s 2^(e-bias) (1 + m/2^p)), by
- * exact arithmetic in double, and against the compiler's _Float16 where it has one. */
+/* 16-bit floats against the definition of the formats (IEEE 754-2019, 3.4: value = (-1)^s 2^(e-bias) (1 +
+ * m/2^p)), by exact arithmetic in double, and against the compiler's _Float16 where it has one. */
 #include "qc_fp.h"
 #include "qc_rng.h"
 
@@ -49,14 +49,16 @@ START_TEST(every_pattern_round_trips)
 }
 END_TEST
 
-/* Around every pair of neighbours: the exact middle goes to the even one, one float beside it to the nearer one. */
+/* Around every pair of neighbours: the exact middle goes to the even one, one float beside it to the nearer
+ * one. */
 static void check_middles(int e_bits, int m_bits, uint16_t (*convert)(float))
 {
     unsigned infinity = ((1u << e_bits) - 1) << m_bits;
     for (unsigned h = 0; h < infinity; h++) {
         double low = definition(h, e_bits, m_bits);
         /* above the largest finite value stands the value that the next pattern would have */
-        double high = h + 1 == infinity ? low + (low - definition(h - 1, e_bits, m_bits)) : definition(h + 1, e_bits, m_bits);
+        double high = h + 1 == infinity ? low + (low - definition(h - 1, e_bits, m_bits))
+                                        : definition(h + 1, e_bits, m_bits);
         float middle = (float)((low + high) / 2);
         if ((double)middle != (low + high) / 2)
             continue; /* below the smallest float32: cannot be asked for */

@@ -1,4 +1,5 @@
-/* JSON: what is refused and where, duplicate keys, exact integers, and text that reads back as the same document. */
+/* JSON: what is refused and where, duplicate keys, exact integers, and text that reads back as the same
+ * document. */
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
@@ -89,8 +90,9 @@ END_TEST
 START_TEST(getters_are_exact)
 {
     qc_err err;
-    const char text[] = "{\"a\": 3, \"A\": 4, \"n\": null, \"f\": 3.5, \"big\": 9007199254740993, \"ok\": 9007199254740991, "
-                        "\"s\": \"3\", \"inf\": 1e400, \"neg\": -9007199254740991}";
+    const char text[] =
+        "{\"a\": 3, \"A\": 4, \"n\": null, \"f\": 3.5, \"big\": 9007199254740993, \"ok\": 9007199254740991, "
+        "\"s\": \"3\", \"inf\": 1e400, \"neg\": -9007199254740991}";
     cJSON *doc = parse(text, strlen(text), true, &err);
     int64_t x = 99;
     ck_assert(qc_json_int(qc_json_get(doc, "a"), &x) && x == 3);
@@ -109,7 +111,8 @@ END_TEST
 
 START_TEST(print_reads_back)
 {
-    const double numbers[] = {0, -1, 0.1, 1.0 / 3, 1e-300, 1.7976931348623157e308, 5e-324, 123456789012345678.0, 1e15, 33.208};
+    const double numbers[] = {
+        0, -1, 0.1, 1.0 / 3, 1e-300, 1.7976931348623157e308, 5e-324, 123456789012345678.0, 1e15, 33.208};
     cJSON *doc = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(doc, "numbers");
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
         cJSON_AddItemToArray(list, cJSON_CreateNumber(numbers[i]));
@@ -142,7 +145,8 @@ END_TEST
 
 START_TEST(utf8_rules)
 {
-    /* the well-formed ranges of the Unicode standard, table 3-7, checked over all code points and over all pairs */
+    /* the well-formed ranges of the Unicode standard, table 3-7, checked over all code points and over all
+     * pairs */
     for (unsigned c = 1; c < 0x110000; c++) {
         char u[5] = {0};
         size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
@@ -156,8 +160,17 @@ START_TEST(utf8_rules)
         ck_assert_msg(qc_utf8_valid(u, n, NULL) == !surrogate, "U+%04X", c);
         ck_assert_uint_eq(qc_utf8_char_bytes(u), surrogate ? 0 : n);
     }
-    const char *bad[] = {"\x80", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80",
-                         "\xE6\xAD", "\xE2\x80", "\xFF", "\xF0\x9F\x98"};
+    const char *bad[] = {"\x80",
+                         "\xC0\x80",
+                         "\xC1\xBF",
+                         "\xE0\x9F\xBF",
+                         "\xF0\x8F\xBF\xBF",
+                         "\xF4\x90\x80\x80",
+                         "\xF5\x80\x80\x80",
+                         "\xE6\xAD",
+                         "\xE2\x80",
+                         "\xFF",
+                         "\xF0\x9F\x98"};
     size_t at;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char text[32];

@@ -12,7 +12,9 @@ START_TEST(events_are_counted)
     char subject[32];
     for (int i = 0; i < 200; i++) {
         snprintf(subject, sizeof subject, "layer %d", i % 50);
-        ck_assert_int_eq(qc_event_add(&list, QC_EVENT_FALLBACK, "group_fallback", subject, 1, NULL, "%d to %d", 128, 64), QC_OK);
+        ck_assert_int_eq(
+            qc_event_add(&list, QC_EVENT_FALLBACK, "group_fallback", subject, 1, NULL, "%d to %d", 128, 64),
+            QC_OK);
     }
     ck_assert_int_eq(qc_event_add(&list, QC_EVENT_NOTE, "stray_file", NULL, 3, NULL, "ignored"), QC_OK);
     ck_assert_int_eq(list.n_events, 51);
@@ -72,7 +74,8 @@ START_TEST(evaluation_starts_unmeasured)
 {
     qc_evaluation eval;
     qc_evaluation_init(&eval);
-    ck_assert(isnan(eval.ppl) && isnan(eval.top1) && isnan(eval.kld_max) && eval.windows == 0 && !eval.protocol);
+    ck_assert(isnan(eval.ppl) && isnan(eval.top1) && isnan(eval.kld_max) && eval.windows == 0 &&
+              !eval.protocol);
     eval.protocol = qc_strdup("gptq");
     eval.per_window = qc_calloc(3, sizeof *eval.per_window);
     qc_evaluation_clear(&eval);

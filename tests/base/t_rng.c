@@ -1,5 +1,5 @@
-/* Generators against published vectors: splitmix64 (seed 1234567) through the seeding, xoshiro256** (state 1, 2, 3, 4)
- * as in the reference implementation's ports. */
+/* Generators against published vectors: splitmix64 (seed 1234567) through the seeding, xoshiro256** (state 1,
+ * 2, 3, 4) as in the reference implementation's ports. */
 #include "qc_rng.h"
 
 #include "qc_test.h"
@@ -8,7 +8,8 @@
 
 START_TEST(seeding_is_splitmix64)
 {
-    const uint64_t want[4] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u};
+    const uint64_t want[4] = {6457827717110365317u, 3203168211198807973u, 9817491932198370423u,
+                              4593380528125082431u};
     qc_rng rng;
     qc_rng_seed(&rng, 1234567);
     for (int i = 0; i < 4; i++)
@@ -34,8 +35,8 @@ START_TEST(sequence_is_xoshiro256_starstar)
 }
 END_TEST
 
-/* Every value of a small range about equally often: chi-square of 9 degrees of freedom, 27.9 is its 99.9 % point; the
- * seed is fixed, so the outcome is too. */
+/* Every value of a small range about equally often: chi-square of 9 degrees of freedom, 27.9 is its 99.9 %
+ * point; the seed is fixed, so the outcome is too. */
 START_TEST(below_is_even)
 {
     qc_rng rng;

@@ -59,7 +59,8 @@ START_TEST(each_task_once)
 }
 END_TEST
 
-/* Many short runs one after the other: a worker that is late for one must not take tasks of the next twice. */
+/* Many short runs one after the other: a worker that is late for one must not take tasks of the next twice.
+ */
 START_TEST(many_short_runs)
 {
     qc_pool *pool;

@@ -44,7 +44,8 @@ START_TEST(every_supported_key)
                         "calibration: {windows: 128, length: 2048, seed: 0}\n"
                         "quantize:\n"
                         "  method: rtn\n"
-                        "  weights: {bits: 3, group: 64, symmetric: false, search: minmax, scale: bf16, group_fallback: smaller}\n"
+                        "  weights: {bits: 3, group: 64, symmetric: false, search: minmax, scale: bf16, "
+                        "group_fallback: smaller}\n"
                         "  activations: none\n"
                         "  embedding: {bits: 16, group: 32, symmetric: false}\n"
                         "  gptq: {order: static, damp: 0.010, refit: true, sweeps: 1, inputs: quantized}\n"
@@ -54,13 +55,16 @@ START_TEST(every_supported_key)
                         "  - {match: 'b', group: channel, symmetric: false}\n"
                         "  skip: ['x*', y]\n"
                         "  budget: none\n"
-                        "verify: {enabled: false, text: t.txt, windows: all, length: 512, gates: {ppl_ratio: 1.5, size_bytes: 1.5kB}}\n"
-                        "run: {device: cpu, compute: f32, threads: 3, memory: 900MB, scratch: /tmp, allow_nonfinite: true}\n"
+                        "verify: {enabled: false, text: t.txt, windows: all, length: 512, gates: {ppl_ratio: "
+                        "1.5, size_bytes: 1.5kB}}\n"
+                        "run: {device: cpu, compute: f32, threads: 3, memory: 900MB, scratch: /tmp, "
+                        "allow_nonfinite: true}\n"
                         "allow: {rtn_fallback: 2}\n"
                         "emit:\n"
                         "- {format: qpk, path: out/a.bin}\n"
                         "- path: ../b.qpk\n"
-                        "report: {json: r.json, manifest: m.json}\n") == QC_OK, "%s", err.msg);
+                        "report: {json: r.json, manifest: m.json}\n") == QC_OK,
+                  "%s", err.msg);
     ck_assert_str_eq(r.model, "/abs/m");
     const qc_recipe_quantize *q = &r.quantize;
     ck_assert_int_eq(q->weights.bits, 3);
@@ -110,8 +114,10 @@ END_TEST
 START_TEST(json_reads_back)
 {
     char *text[2];
-    ck_assert_int_eq(parse("model: /m\nquantize: {weights: {group: channel}, skip: ['*'], overrides: [{match: a, bits: 2}]}\n"
-                           "verify: {gates: {top1: 0.5}}\nemit: [{path: /a.qpk}]\nrun: {memory: 1GiB}\n"), QC_OK);
+    ck_assert_int_eq(parse("model: /m\nquantize: {weights: {group: channel}, skip: ['*'], overrides: "
+                           "[{match: a, bits: 2}]}\n"
+                           "verify: {gates: {top1: 0.5}}\nemit: [{path: /a.qpk}]\nrun: {memory: 1GiB}\n"),
+                     QC_OK);
     for (int i = 0; i < 2; i++) {
         cJSON *doc = qc_recipe_to_json(&r);
         text[i] = cJSON_Print(doc);
@@ -130,8 +136,10 @@ END_TEST
 START_TEST(artifact_json_is_independent_of_the_machine)
 {
     char *text[2];
-    static const char *const recipes[] = {"model: /m\nrun: {threads: 1}\n", "model: /n\nrun: {threads: 7, memory: 1GiB}\nemit: [{path: /a.qpk}]\n"
-                                                                            "verify: {windows: 3}\n"};
+    static const char *const recipes[] = {
+        "model: /m\nrun: {threads: 1}\n",
+        "model: /n\nrun: {threads: 7, memory: 1GiB}\nemit: [{path: /a.qpk}]\n"
+        "verify: {windows: 3}\n"};
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(parse(recipes[i]), QC_OK);
         cJSON *doc = qc_recipe_artifact_json(&r);
@@ -156,8 +164,8 @@ static void check_bad(const bad_case *cases, int n, int code)
     for (int i = 0; i < n; i++) {
         int rc = parse(cases[i].yaml);
         ck_assert_msg(rc == code, "%s: code %d instead of %d: %s", cases[i].yaml, rc, code, err.msg);
-        ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0, "%s\n got: %s\nwant: %s", cases[i].yaml,
-                      err.msg, cases[i].message);
+        ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0,
+                      "%s\n got: %s\nwant: %s", cases[i].yaml, err.msg, cases[i].message);
     }
 }
 
@@ -165,26 +173,36 @@ START_TEST(wrong_content)
 {
     static const bad_case cases[] = {
         {"model: m\nbitz: 4\n", "r.yaml:2:1: unknown key 'bitz'"},
-        {"model: m\nquantize:\n  weights: {bit: 4}\n", "r.yaml:3:13: unknown key 'quantize.weights.bit' (did you mean 'bits'?)"},
+        {"model: m\nquantize:\n  weights: {bit: 4}\n",
+         "r.yaml:3:13: unknown key 'quantize.weights.bit' (did you mean 'bits'?)"},
         {"windows: 4\n", "r.yaml:1:1: unknown key 'windows' (did you mean 'calibration.windows'?)"},
         {"<<: {a: b}\n", "r.yaml:1:1: unknown key '<<'"},
         {"model: m\nmodel: n\n", "r.yaml:2:1: duplicate key 'model' (first on line 1)"},
         {"run: {threads: 1,\n threads: 1}\n", "r.yaml:2:2: duplicate key 'threads' (first on line 1)"},
-        {"quantize: {weights: {bits: 9}}\n", "r.yaml:1:28: quantize.weights.bits: 9 is out of range (whole number 2 to 8 expected)"},
-        {"quantize: {weights: {bits: four}}\n", "r.yaml:1:28: quantize.weights.bits: 'four' is not a whole number"},
-        {"quantize: {weights: {bits: 4.0}}\n", "r.yaml:1:28: quantize.weights.bits: '4.0' is not a whole number"},
-        {"quantize: {weights: {bits: 99999999999999999999}}\n", "r.yaml:1:28: quantize.weights.bits: '99999999999999999999' is too large"},
-        {"quantize: {weights: {bits: -9223372036854775809}}\n", "r.yaml:1:28: quantize.weights.bits: '-9223372036854775809' is too large"},
-        {"quantize: {weights: {bits: [4]}}\n", "r.yaml:1:28: quantize.weights.bits: a list where whole number 2 to 8 is expected"},
-        {"quantize: {weights: {symmetric: yes}}\n", "r.yaml:1:33: quantize.weights.symmetric: 'yes' is not true or false"},
-        {"quantize: {weights: {group: 8}}\n",
-         "r.yaml:1:29: quantize.weights.group: 8 is out of range (whole number 16 to 1024 in steps of 8 or channel expected)"},
+        {"quantize: {weights: {bits: 9}}\n",
+         "r.yaml:1:28: quantize.weights.bits: 9 is out of range (whole number 2 to 8 expected)"},
+        {"quantize: {weights: {bits: four}}\n",
+         "r.yaml:1:28: quantize.weights.bits: 'four' is not a whole number"},
+        {"quantize: {weights: {bits: 4.0}}\n",
+         "r.yaml:1:28: quantize.weights.bits: '4.0' is not a whole number"},
+        {"quantize: {weights: {bits: 99999999999999999999}}\n",
+         "r.yaml:1:28: quantize.weights.bits: '99999999999999999999' is too large"},
+        {"quantize: {weights: {bits: -9223372036854775809}}\n",
+         "r.yaml:1:28: quantize.weights.bits: '-9223372036854775809' is too large"},
+        {"quantize: {weights: {bits: [4]}}\n",
+         "r.yaml:1:28: quantize.weights.bits: a list where whole number 2 to 8 is expected"},
+        {"quantize: {weights: {symmetric: yes}}\n",
+         "r.yaml:1:33: quantize.weights.symmetric: 'yes' is not true or false"},
+        {"quantize: {weights: {group: 8}}\n", "r.yaml:1:29: quantize.weights.group: 8 is out of range (whole "
+                                              "number 16 to 1024 in steps of 8 or channel expected)"},
         {"quantize: {weights: {group: 100}}\n", "r.yaml:1:29: quantize.weights.group: 100 is out of range"},
-        {"quantize: {weights: {search: best}}\n", "r.yaml:1:30: quantize.weights.search: 'best' is none of minmax, mse"},
+        {"quantize: {weights: {search: best}}\n",
+         "r.yaml:1:30: quantize.weights.search: 'best' is none of minmax, mse"},
         {"quantize: {gptq: {damp: 2}}\n", "r.yaml:1:25: quantize.gptq.damp: 2 is out of range (0 to 1)"},
         {"quantize: {gptq: {damp: nan}}\n", "r.yaml:1:25: quantize.gptq.damp: 'nan' is not a number"},
         {"quantize: {gptq: {damp: 0x1p3}}\n", "r.yaml:1:25: quantize.gptq.damp: '0x1p3' is not a number"},
-        {"verify: {gates: {ppl_ratio: 1e999}}\n", "r.yaml:1:29: verify.gates.ppl_ratio: '1e999' is too large"},
+        {"verify: {gates: {ppl_ratio: 1e999}}\n",
+         "r.yaml:1:29: verify.gates.ppl_ratio: '1e999' is too large"},
         {"verify: {gates: {pplratio: 1}}\n", "r.yaml:1:18: verify.gates: unknown name 'pplratio'"},
         {"verify: {gates: [1]}\n", "r.yaml:1:17: verify.gates: a mapping is expected"},
         {"verify: {gates: {top1: {}}}\n", "r.yaml:1:24: verify.gates.top1: a number is expected"},
@@ -197,8 +215,10 @@ START_TEST(wrong_content)
         {"quantize: {skip: [[a]]}\n", "r.yaml:1:19: quantize.skip[0]: a string is expected"},
         {"quantize: {skip: [a, ]}\nrun: {threads: -1}\n", "r.yaml:2:16: run.threads: -1 is out of range"},
         {"quantize: {overrides: [{bits: 8}]}\n", "r.yaml:1:24: quantize.overrides[0]: 'match' is missing"},
-        {"quantize: {overrides: [{match: a}, {match: b, bits: 12}]}\n", "r.yaml:1:53: quantize.overrides[1].bits: 12 is out of range"},
-        {"quantize: {overrides: [{match: }]}\n", "r.yaml:1:32: quantize.overrides[0].match: a value is needed"},
+        {"quantize: {overrides: [{match: a}, {match: b, bits: 12}]}\n",
+         "r.yaml:1:53: quantize.overrides[1].bits: 12 is out of range"},
+        {"quantize: {overrides: [{match: }]}\n",
+         "r.yaml:1:32: quantize.overrides[0].match: a value is needed"},
         {"quantize: {overrides: [a]}\n", "r.yaml:1:24: quantize.overrides[0]: a mapping is expected"},
         {"emit: [{format: qpk}]\n", "r.yaml:1:8: emit[0]: 'path' is missing"},
         {"emit: [{path: ''}]\n", "r.yaml:1:15: emit[0].path: empty path"},
@@ -242,20 +262,26 @@ END_TEST
 START_TEST(not_built_yet)
 {
     static const bad_case cases[] = {
-        {"quantize: {method: gptq}\n", "r.yaml:1:20: quantize.method: 'gptq' is not supported yet (supported: rtn)"},
+        {"quantize: {method: gptq}\n",
+         "r.yaml:1:20: quantize.method: 'gptq' is not supported yet (supported: rtn)"},
         {"quantize: {method: awq+gptq}\n", "r.yaml:1:20: quantize.method: 'awq+gptq' is not supported yet"},
         {"calibration: {text: c.txt}\n", "r.yaml:1:21: calibration.text: not supported yet"},
         {"calibration: {seed: 1}\n", "r.yaml:1:21: calibration.seed: not supported yet"},
-        {"quantize: {activations: {bits: 8, dynamic: token}}\n", "r.yaml:1:32: quantize.activations.bits: not supported yet"},
+        {"quantize: {activations: {bits: 8, dynamic: token}}\n",
+         "r.yaml:1:32: quantize.activations.bits: not supported yet"},
         {"quantize: {budget: {size: 420MB}}\n", "r.yaml:1:27: quantize.budget.size: not supported yet"},
-        {"quantize: {budget: {bits_average: 4.5}}\n", "r.yaml:1:35: quantize.budget.bits_average: not supported yet"},
+        {"quantize: {budget: {bits_average: 4.5}}\n",
+         "r.yaml:1:35: quantize.budget.bits_average: not supported yet"},
         {"quantize: {gptq: {damp: 0.02}}\n", "r.yaml:1:25: quantize.gptq.damp: not supported yet"},
         {"quantize: {gptq: {refit: false}}\n", "r.yaml:1:26: quantize.gptq.refit: not supported yet"},
-        {"run: {device: cuda}\n", "r.yaml:1:15: run.device: 'cuda' is not supported yet (supported: auto|cpu)"},
+        {"run: {device: cuda}\n",
+         "r.yaml:1:15: run.device: 'cuda' is not supported yet (supported: auto|cpu)"},
         {"run: {compute: bf16}\n", "r.yaml:1:16: run.compute: 'bf16' is not supported yet"},
-        {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n", "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
+        {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n",
+         "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
-        {"emit: [{path: a.qpk, quantize: {weights: {bits: 8}}}]\n", "r.yaml:1:32: emit[0].quantize: not supported yet"},
+        {"emit: [{path: a.qpk, quantize: {method: gptq}}]\n",
+         "r.yaml:1:41: emit[0].quantize.method: 'gptq' is not supported yet"},
         {"emit: [{path: a.qpk, type: q4_k_m}]\n", "r.yaml:1:28: emit[0].type: not supported yet"},
         {"report: {junit: a.xml}\n", "r.yaml:1:17: report.junit: not supported yet"},
         {"report: {html: a}\n", "r.yaml:1:16: report.html: not supported yet"},
@@ -269,7 +295,8 @@ END_TEST
 
 START_TEST(null_keeps_the_default)
 {
-    ck_assert_int_eq(parse("model: m\nquantize: {weights: {bits: , group: ~}, skip: null}\nverify:\nemit:\n"), QC_OK);
+    ck_assert_int_eq(parse("model: m\nquantize: {weights: {bits: , group: ~}, skip: null}\nverify:\nemit:\n"),
+                     QC_OK);
     ck_assert_int_eq(r.quantize.weights.bits, 4);
     ck_assert_int_eq(r.quantize.weights.group, 128);
     ck_assert_int_eq(r.n_emit, 0);
@@ -313,7 +340,8 @@ START_TEST(hostile_sizes)
         if (rc == QC_OK)
             qc_recipe_clear(&r);
         else
-            ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0, "case %d: %s", i, err.msg);
+            ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0, "case %d: %s", i,
+                          err.msg);
         free(text);
     }
 }
@@ -344,7 +372,8 @@ END_TEST
 /* A long override list with many names is fine. */
 START_TEST(long_lists_are_fine)
 {
-    char *text = repeat("quantize:\n  overrides:\n", "  - {match: 'model.layers.*.mlp.down_proj', bits: 8}\n", 4000, "");
+    char *text = repeat("quantize:\n  overrides:\n", "  - {match: 'model.layers.*.mlp.down_proj', bits: 8}\n",
+                        4000, "");
     ck_assert_msg(parse(text) == QC_OK, "%s", err.msg);
     ck_assert_int_eq(r.quantize.n_overrides, 4000);
     qc_recipe_clear(&r);
@@ -356,24 +385,29 @@ END_TEST
 
 static int load(const char *yaml, int n, const char *const *words)
 {
-    char *argv[32] = {(char *)(uintptr_t)"qconvert"};
+    char *argv[32] = {(char *)(uintptr_t) "qconvert"};
     qc_args args;
     err = (qc_err){0};
     for (int i = 0; i < n; i++)
         argv[i + 1] = (char *)(uintptr_t)words[i];
     ck_assert_msg(qc_args_parse(&qc_program_qconvert, n + 1, argv, &args, &err) == QC_OK, "%s", err.msg);
-    int rc = yaml ? qc_recipe_parse(yaml, strlen(yaml), "r.yaml", "dir", &args, &r, &err) : qc_recipe_load(&args, &r, &err);
+    int rc = yaml ? qc_recipe_parse(yaml, strlen(yaml), "r.yaml", "dir", &args, &r, &err)
+                  : qc_recipe_load(&args, &r, &err);
     qc_args_clear(&args);
     return rc;
 }
-#define LOAD(yaml, ...) load(yaml, N(((const char *const[]){__VA_ARGS__})), (const char *const[]){__VA_ARGS__})
+#define LOAD(yaml, ...)                                                                                      \
+    load(yaml, N(((const char *const[]){__VA_ARGS__})), (const char *const[]){__VA_ARGS__})
 
 START_TEST(flags_win_over_the_file)
 {
-    static const char yaml[] = "model: m\nquantize: {weights: {bits: 4}, skip: [a], overrides: [{match: x, bits: 2}], activations: none}\n"
+    static const char yaml[] = "model: m\nquantize: {weights: {bits: 4}, skip: [a], overrides: [{match: x, "
+                               "bits: 2}], activations: none}\n"
                                "verify: {text: t, gates: {top1: 0.5, ppl: 3}}\nemit: [{path: o.qpk}]\n";
-    ck_assert_msg(LOAD(yaml, "--bits", "5", "--bits=6", "--skip", "b", "--override", "y:bits=3,symmetric=false", "--text", "u",
-                       "--gate", "top1=0.75", "--set=emit.1.path=p.qpk", "--set", "model=n", "-o", "q.qpk") == QC_OK, "%s", err.msg);
+    ck_assert_msg(LOAD(yaml, "--bits", "5", "--bits=6", "--skip", "b", "--override",
+                       "y:bits=3,symmetric=false", "--text", "u", "--gate", "top1=0.75",
+                       "--set=emit.1.path=p.qpk", "--set", "model=n", "-o", "q.qpk") == QC_OK,
+                  "%s", err.msg);
     ck_assert_int_eq(r.quantize.weights.bits, 6);
     ck_assert_int_eq(r.quantize.n_skip, 2);
     ck_assert_str_eq(r.quantize.skip[1], "b");
@@ -393,8 +427,10 @@ END_TEST
 
 START_TEST(set_forms)
 {
-    ck_assert_msg(LOAD(NULL, "m", "-s", "quantize.skip[0]=*.x", "-s", "quantize.skip.1=&y", "-s", "verify.windows=16",
-                       "-s", "verify.gates={top1: 0.5}", "-s", "run.threads=", "-s", "emit=[{path: a.qpk}]") == QC_OK, "%s", err.msg);
+    ck_assert_msg(LOAD(NULL, "m", "-s", "quantize.skip[0]=*.x", "-s", "quantize.skip.1=&y", "-s",
+                       "verify.windows=16", "-s", "verify.gates={top1: 0.5}", "-s", "run.threads=", "-s",
+                       "emit=[{path: a.qpk}]") == QC_OK,
+                  "%s", err.msg);
     ck_assert_str_eq(r.model, "m");
     ck_assert_str_eq(r.quantize.skip[0], "*.x");
     ck_assert_str_eq(r.quantize.skip[1], "&y");
@@ -411,16 +447,23 @@ START_TEST(wrong_flags)
         int code;
         const char *message;
     } cases[] = {
-        {{"m", "--bits", "9"}, QC_E_USAGE, "--bits: quantize.weights.bits: 9 is out of range (whole number 2 to 8 expected); see 'qconvert --help'"},
+        {{"m", "--bits", "9"},
+         QC_E_USAGE,
+         "--bits: quantize.weights.bits: 9 is out of range (whole number 2 to 8 expected); see 'qconvert "
+         "--help'"},
         {{"m", "--bits", ""}, QC_E_USAGE, "--bits: quantize.weights.bits: '' is not a whole number"},
         {{"m", "--text", ""}, QC_E_USAGE, "--text: verify.text: empty path"},
-        {{"m", "--set", "verify.window=1"}, QC_E_USAGE, "--set: unknown key 'verify.window' (did you mean 'windows'?); see"},
+        {{"m", "--set", "verify.window=1"},
+         QC_E_USAGE,
+         "--set: unknown key 'verify.window' (did you mean 'windows'?); see"},
         {{"m", "--set", "verify"}, QC_E_USAGE, "--set: 'verify' is not NAME=VALUE"},
         {{"m", "--set", "=1"}, QC_E_USAGE, "--set: '=1' is not NAME=VALUE"},
         {{"m", "--set", "a..b=1"}, QC_E_USAGE, "--set: 'a..b' is not a key path"},
         {{"m", "--set", "emit[x].path=1"}, QC_E_USAGE, "--set: 'emit[x].path' is not a key path"},
         {{"m", "--set", "emit.2.path=a.qpk"}, QC_E_USAGE, "--set: emit: index 2 of a list of 0"},
-        {{"m", "--set", "emit.99999999999999999999.path=a"}, QC_E_USAGE, "--set: emit: index 99999999999999999999 of a list of 0"},
+        {{"m", "--set", "emit.99999999999999999999.path=a"},
+         QC_E_USAGE,
+         "--set: emit: index 99999999999999999999 of a list of 0"},
         {{"m", "--set", "emit=[{path: a"}, QC_E_USAGE, "--set: did not find expected"},
         {{"m", "--set", "model.x=a"}, QC_E_USAGE, "--set: model: a mapping where path is expected"},
         {{"m", "--gate", "top1"}, QC_E_USAGE, "--gate: 'top1' is not NAME=VALUE"},
@@ -428,12 +471,16 @@ START_TEST(wrong_flags)
         {{"m", "--override", "*.x"}, QC_E_USAGE, "--override: '*.x' is not GLOB:name=value"},
         {{"m", "--override", "*.x:"}, QC_E_USAGE, "--override: '*.x:' is not GLOB:name=value"},
         {{"m", "--override", "*.x:bits"}, QC_E_USAGE, "--override: '*.x:bits' is not GLOB:name=value"},
-        {{"m", "--override", "*.x:bit=8"}, QC_E_USAGE, "--override: unknown key 'quantize.overrides[0].bit' (did you mean 'bits'?)"},
+        {{"m", "--override", "*.x:bit=8"},
+         QC_E_USAGE,
+         "--override: unknown key 'quantize.overrides[0].bit' (did you mean 'bits'?)"},
         {{"m", "--override", "*.x:bits=8,bits=4"}, QC_E_USAGE, "--override: 'bits' is given twice"},
         {{"m", "--override", ":bits=8"}, QC_E_USAGE, "--override: quantize.overrides[0].match:"},
         {{"m", "--memory", "1.5.2GB"}, QC_E_USAGE, "--memory: run.memory: '1.5.2GB' is not a size"},
         {{"m", "-o", "model.bin"}, QC_E_USAGE, "emit[0]: the extension of 'model.bin' names no format"},
-        {{"m", "--method", "gptq"}, QC_E_UNSUPPORTED, "--method: quantize.method: 'gptq' is not supported yet"},
+        {{"m", "--method", "gptq"},
+         QC_E_UNSUPPORTED,
+         "--method: quantize.method: 'gptq' is not supported yet"},
         {{"m", "--calib", "c.txt"}, QC_E_UNSUPPORTED, "--calib: calibration.text: not supported yet"},
         {{"m", "--device", "cuda"}, QC_E_UNSUPPORTED, "--device: run.device: 'cuda' is not supported yet"},
         {{""}, QC_E_USAGE, "the path of the model is empty; see"},
@@ -445,7 +492,8 @@ START_TEST(wrong_flags)
             n++;
         int rc = load(NULL, n, cases[i].words);
         ck_assert_msg(rc == cases[i].code, "%s: %d %s", cases[i].words[n - 1], rc, err.msg);
-        ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0, "%s: %s", cases[i].words[n - 1], err.msg);
+        ck_assert_msg(strncmp(err.msg, cases[i].message, strlen(cases[i].message)) == 0, "%s: %s",
+                      cases[i].words[n - 1], err.msg);
         if (rc == QC_OK)
             qc_recipe_clear(&r);
     }
@@ -457,14 +505,31 @@ START_TEST(sizes)
     static const struct {
         const char *text;
         uint64_t n_bytes; /* 0 = refused */
-    } cases[] = {{"1", 1},           {"1B", 1},       {"1kB", 1000},        {"1KB", 1000},     {"1KiB", 1024},
-                 {"420MB", 420000000}, {"2 GiB", 2147483648u}, {"1.5GB", 1500000000}, {"0.5KiB", 512}, {"1TB", 1000000000000},
-                 {"", 0},            {"GB", 0},       {"1mb", 0},           {"1G", 0},         {"-1", 0},
-                 {"1e3", 0},         {"1  GB", 0},    {"1GBx", 0},          {".", 0},          {"99999999TiB", 0}};
+    } cases[] = {{"1", 1},
+                 {"1B", 1},
+                 {"1kB", 1000},
+                 {"1KB", 1000},
+                 {"1KiB", 1024},
+                 {"420MB", 420000000},
+                 {"2 GiB", 2147483648u},
+                 {"1.5GB", 1500000000},
+                 {"0.5KiB", 512},
+                 {"1TB", 1000000000000},
+                 {"", 0},
+                 {"GB", 0},
+                 {"1mb", 0},
+                 {"1G", 0},
+                 {"-1", 0},
+                 {"1e3", 0},
+                 {"1  GB", 0},
+                 {"1GBx", 0},
+                 {".", 0},
+                 {"99999999TiB", 0}};
     for (int i = 0; i < N(cases); i++) {
         uint64_t n_bytes = 0;
         int rc = qc_parse_size(cases[i].text, &n_bytes, &err);
-        ck_assert_msg((rc == QC_OK) == (cases[i].n_bytes > 0) && n_bytes == cases[i].n_bytes, "'%s'", cases[i].text);
+        ck_assert_msg((rc == QC_OK) == (cases[i].n_bytes > 0) && n_bytes == cases[i].n_bytes, "'%s'",
+                      cases[i].text);
     }
 }
 END_TEST
@@ -472,8 +537,9 @@ END_TEST
 /* Every allocation fails once: a clean error each time, no leak (sanitizer builds look). */
 START_TEST(out_of_memory)
 {
-    static const char yaml[] = "model: m\nquantize: {weights: {bits: 4}, skip: [a], overrides: [{match: x, bits: 2}]}\n"
-                               "verify: {gates: {top1: 0.5}}\nemit: [{path: o.qpk}]\n";
+    static const char yaml[] =
+        "model: m\nquantize: {weights: {bits: 4}, skip: [a], overrides: [{match: x, bits: 2}]}\n"
+        "verify: {gates: {top1: 0.5}}\nemit: [{path: o.qpk}]\n";
     qc_alloc_fail_at(0);
     ck_assert_int_eq(parse(yaml), QC_OK);
     long n_allocs = qc_alloc_fail_at(0);
@@ -490,22 +556,23 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"defaults", defaults},
-                               {"every_supported_key", every_supported_key},
-                               {"json_reads_back", json_reads_back},
-                               {"artifact_json_is_independent_of_the_machine", artifact_json_is_independent_of_the_machine},
-                               {"wrong_content", wrong_content},
-                               {"wrong_yaml", wrong_yaml},
-                               {"not_built_yet", not_built_yet},
-                               {"null_keeps_the_default", null_keeps_the_default},
-                               {"hostile_sizes", hostile_sizes},
-                               {"gate_names_are_those_of_the_report", gate_names_are_those_of_the_report},
-                               {"long_lists_are_fine", long_lists_are_fine},
-                               {"flags_win_over_the_file", flags_win_over_the_file},
-                               {"set_forms", set_forms},
-                               {"wrong_flags", wrong_flags},
-                               {"sizes", sizes},
-                               {"out_of_memory", out_of_memory},
-                               {NULL, NULL}};
+    const test_case cases[] = {
+        {"defaults", defaults},
+        {"every_supported_key", every_supported_key},
+        {"json_reads_back", json_reads_back},
+        {"artifact_json_is_independent_of_the_machine", artifact_json_is_independent_of_the_machine},
+        {"wrong_content", wrong_content},
+        {"wrong_yaml", wrong_yaml},
+        {"not_built_yet", not_built_yet},
+        {"null_keeps_the_default", null_keeps_the_default},
+        {"hostile_sizes", hostile_sizes},
+        {"gate_names_are_those_of_the_report", gate_names_are_those_of_the_report},
+        {"long_lists_are_fine", long_lists_are_fine},
+        {"flags_win_over_the_file", flags_win_over_the_file},
+        {"set_forms", set_forms},
+        {"wrong_flags", wrong_flags},
+        {"sizes", sizes},
+        {"out_of_memory", out_of_memory},
+        {NULL, NULL}};
     return run_tests("recipe", cases);
 }

@@ -47,8 +47,15 @@ def case_two_outputs():
 
 
 def case_own_grid_of_an_output():
-    fails(4, ["r.yaml:", "emit[1].quantize"], recipe(emit=[{"path": "a.qpk"}, {"path": "b.qpk", "quantize": {"weights": {"bits": 8}}}]))
-    same(files(), [], "files")
+    own = {"weights": {"bits": 8, "group": 32}}
+    succeeds(recipe(emit=[{"path": "a.qpk"}, {"path": "b.qpk", "quantize": own}]))
+    report = load("r.json")
+    first, second = report["tensors"], report["artifacts"][1]["tensors"]
+    same({t["bits"] for t in first if t["rule"] == "linear"}, {4}, "bits of the first output")
+    same({(t["bits"], t["group"]) for t in second if t["rule"] == "linear"}, {(8, 32)}, "grid of the second output")
+    check(report["artifacts"][1]["evaluation"]["kld_mean"] < report["evaluation"]["kld_mean"], "8 bits are not better than 4")
+    succeeds(recipe(quantize=own, emit=[{"path": "alone.qpk"}]), "--force")
+    same(sha256("b.qpk"), sha256("alone.qpk"), "an own grid and the same grid for all")
 
 
 def case_a_fallback_counts_once():

@@ -1,5 +1,5 @@
-/* Evaluation against the NLL sums of transformers (golden.json of the tiny models), and its own invariants: a model
- * against itself has KL divergence 0 to the last bit, and neither threads nor spilling change a bit. */
+/* Evaluation against the NLL sums of transformers (golden.json of the tiny models), and its own invariants: a
+ * model against itself has KL divergence 0 to the last bit, and neither threads nor spilling change a bit. */
 #include "eval.h"
 #include "open.h"
 #include "qc_alloc.h"
@@ -60,13 +60,14 @@ START_TEST(golden_nll)
         qc_sequences seqs = {.ids = f.ids, .lengths = lengths, .n_sequences = 2};
         qc_token_score scores[94];
         qc_err err = {0};
-        ck_assert_msg(qc_eval_tokens(f.be, &f.model, NULL, &seqs, NULL, scores, &err) == QC_OK, "%s", err.msg);
+        ck_assert_msg(qc_eval_tokens(f.be, &f.model, NULL, &seqs, NULL, scores, &err) == QC_OK, "%s",
+                      err.msg);
         for (int s = 0; s < 2; s++) {
             double sum = 0;
             for (int i = 0; i < 47; i++)
                 sum += (double)scores[s * 47 + i].nll_a;
-            ck_assert_msg(fabs(sum - f.nll_sum[s]) < TOL_NLL_SUM, "%s: sequence %d: %.6f, golden %.6f", models[m], s, sum,
-                          f.nll_sum[s]);
+            ck_assert_msg(fabs(sum - f.nll_sum[s]) < TOL_NLL_SUM, "%s: sequence %d: %.6f, golden %.6f",
+                          models[m], s, sum, f.nll_sum[s]);
         }
         teardown(&f);
     }
@@ -118,7 +119,8 @@ static void score_pair(const char *name, int n_threads, uint64_t memory_bytes, q
     qc_sequences seqs = {.ids = f.ids, .lengths = lengths, .n_sequences = 2};
     qc_eval_options options = {.memory_bytes = memory_bytes};
     qc_err err = {0};
-    ck_assert_msg(qc_eval_tokens(f.be, &f.model, &g.model, &seqs, &options, ret, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_eval_tokens(f.be, &f.model, &g.model, &seqs, &options, ret, &err) == QC_OK, "%s",
+                  err.msg);
     teardown(&f);
     teardown(&g);
 }
@@ -164,7 +166,8 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"golden_nll", golden_nll}, {"ragged", ragged_sequences}, {"self", self_is_zero},
-                               {"same_bits", same_bits},   {"refusals", refusals},       {NULL, NULL}};
+    const test_case cases[] = {{"golden_nll", golden_nll}, {"ragged", ragged_sequences},
+                               {"self", self_is_zero},     {"same_bits", same_bits},
+                               {"refusals", refusals},     {NULL, NULL}};
     return run_tests("eval", cases);
 }

@@ -1,5 +1,6 @@
-/* Windows of a text and the statistics over them: perplexity of the demo model window by window against golden.json
- * (transformers), the formulas of docs/report.md against sums written out here, refusals of bad texts. */
+/* Windows of a text and the statistics over them: perplexity of the demo model window by window against
+ * golden.json (transformers), the formulas of docs/report.md against sums written out here, refusals of bad
+ * texts. */
 #include "eval.h"
 #include "open.h"
 #include "qc_alloc.h"
@@ -46,16 +47,19 @@ START_TEST(golden_windows)
     setup(&f);
     qc_err err = {0};
     cJSON *doc;
-    ck_assert_int_eq(qc_json_load(test_data("golden/demo-qwen3/golden.json"), 1 << 24, true, &doc, &err), QC_OK);
+    ck_assert_int_eq(qc_json_load(test_data("golden/demo-qwen3/golden.json"), 1 << 24, true, &doc, &err),
+                     QC_OK);
     const cJSON *golden = qc_json_get(doc, "heldout");
     qc_windows all, w;
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, 0, false, &all, &err), QC_OK);
+    ck_assert_int_eq(
+        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, 0, false, &all, &err), QC_OK);
     ck_assert_int_eq(all.n_text_ids, qc_json_get(golden, "tokens")->valueint);
     ck_assert_int_eq(all.n_windows, qc_json_get(golden, "windows")->valueint);
     ck_assert(!all.bos);
     qc_windows_clear(&all);
 
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, N, false, &w, &err), QC_OK);
+    ck_assert_int_eq(
+        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, N, false, &w, &err), QC_OK);
     ck_assert_int_eq(w.n_windows, N);
     qc_evaluation e;
     ck_assert_msg(qc_evaluate(f.be, NULL, &f.model, &w, NULL, &e, &err) == QC_OK, "%s", err.msg);
@@ -76,15 +80,16 @@ START_TEST(golden_windows)
 }
 END_TEST
 
-/* A second model that differs: the demo model with its layers cut to 5 is not expressible, so the pair is the model
- * against itself for zeros; formulas are checked on token scores of two tiny models. */
+/* A second model that differs: the demo model with its layers cut to 5 is not expressible, so the pair is the
+ * model against itself for zeros; formulas are checked on token scores of two tiny models. */
 START_TEST(pair_statistics)
 {
     fixture f;
     setup(&f);
     qc_err err = {0};
     qc_windows w;
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 64, 3, false, &w, &err), QC_OK);
+    ck_assert_int_eq(
+        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 64, 3, false, &w, &err), QC_OK);
     qc_evaluation e;
     ck_assert_int_eq(qc_evaluate(f.be, &f.model, &f.model, &w, NULL, &e, &err), QC_OK);
     ck_assert(e.kld_mean == 0 && e.kld_max == 0 && e.kld_p99 == 0 && e.delta_nll == 0 && e.delta_nll_se == 0);
@@ -96,7 +101,8 @@ START_TEST(pair_statistics)
 }
 END_TEST
 
-static void expect_text_error(const fixture *f, const char *text, size_t n_bytes, int code, const char *fragment)
+static void expect_text_error(const fixture *f, const char *text, size_t n_bytes, int code,
+                              const char *fragment)
 {
     char path[] = "/tmp/qc-windows-XXXXXX";
     int fd = mkstemp(path);
@@ -119,13 +125,17 @@ START_TEST(bad_texts)
     qc_windows w;
     qc_err err = {0};
     ck_assert_int_eq(qc_windows_from_text(f.tok, "/nonexistent", 16, 0, false, &w, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 1, 0, false, &w, &err), QC_E_USAGE);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 1, 0, false, &w, &err),
+                     QC_E_USAGE);
     teardown(&f);
 }
 END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"golden_windows", golden_windows}, {"pair", pair_statistics}, {"bad_texts", bad_texts}, {NULL, NULL}};
+    const test_case cases[] = {{"golden_windows", golden_windows},
+                               {"pair", pair_statistics},
+                               {"bad_texts", bad_texts},
+                               {NULL, NULL}};
     return run_tests("windows", cases);
 }

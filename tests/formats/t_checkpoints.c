@@ -26,7 +26,8 @@ static void shape_text(const qc_tensor_info *info, char *text, size_t n_bytes)
     size_t used = 0;
     snprintf(text, n_bytes, "-");
     for (int i = 0; i < info->n_dims; i++)
-        used += (size_t)snprintf(text + used, n_bytes - used, "%s%lld", i ? "," : "", (long long)info->shape[i]);
+        used +=
+            (size_t)snprintf(text + used, n_bytes - used, "%s%lld", i ? "," : "", (long long)info->shape[i]);
 }
 
 /* Values in two pieces, so that row offsets are seen to be right; pages are given back in between. */
@@ -65,7 +66,8 @@ START_TEST(all_models)
     char open_folder[64] = "";
     int64_t n_models = 0, n_seen = 0;
     vector v;
-    while (fscanf(f, "%63s %159s %15s %63s %x %x %x", v.folder, v.name, v.dtype, v.shape, &v.crc, &v.first, &v.last) == 7) {
+    while (fscanf(f, "%63s %159s %15s %63s %x %x %x", v.folder, v.name, v.dtype, v.shape, &v.crc, &v.first,
+                  &v.last) == 7) {
         if (strcmp(v.folder, open_folder) != 0) {
             ck_assert(!src || n_seen == src->n_tensors);
             qc_source_close(src);
@@ -126,6 +128,7 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"all models", all_models}, {"side files", side_files}, {"files", files}, {NULL, NULL}};
+    const test_case cases[] = {
+        {"all models", all_models}, {"side files", side_files}, {"files", files}, {NULL, NULL}};
     return run_tests("checkpoints", cases);
 }

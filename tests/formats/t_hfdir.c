@@ -1,5 +1,5 @@
-/* Checkpoint folders made on the spot: which files belong, what the index must say, what is refused. Case ids are those
- * of the list of trouble cases. */
+/* Checkpoint folders made on the spot: which files belong, what the index must say, what is refused. Case ids
+ * are those of the list of trouble cases. */
 #include "open.h"
 #include "qc_alloc.h"
 #include "qc_log.h"
@@ -78,8 +78,8 @@ static void put_tensors(const char *file, const char *list, const void *data)
         for (const char *p = shape; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
             n *= strtoul(p, NULL, 10);
         used += (size_t)snprintf(header + used, sizeof header - used,
-                                 "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", used > 1 ? "," : "",
-                                 name, dtype, shape, end, end + n * bits / 8);
+                                 "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                                 used > 1 ? "," : "", name, dtype, shape, end, end + n * bits / 8);
         end += n * bits / 8;
     }
     header[used++] = '}';
@@ -96,7 +96,8 @@ static void put_tensors(const char *file, const char *list, const void *data)
 static void put_index(const char *weight_map, const char *total_size)
 {
     char text[4096];
-    snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":%s},\"weight_map\":{%s}}", total_size, weight_map);
+    snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":%s},\"weight_map\":{%s}}", total_size,
+             weight_map);
     put_text("model.safetensors.index.json", text);
 }
 
@@ -193,7 +194,9 @@ START_TEST(s5_missing_shards)
     put_two_shards();
     unlink(in_folder("model-1.safetensors"));
     unlink(in_folder("model-2.safetensors"));
-    must_fail(QC_E_INPUT, "missing although model.safetensors.index.json names them: model-1.safetensors, model-2.safetensors");
+    must_fail(
+        QC_E_INPUT,
+        "missing although model.safetensors.index.json names them: model-1.safetensors, model-2.safetensors");
     ck_assert_int_eq(symlink("nowhere", in_folder("model-1.safetensors")), 0);
     must_fail(QC_E_INPUT, "model-1.safetensors (dangling link), model-2.safetensors");
 }
@@ -204,7 +207,8 @@ START_TEST(s5_many_missing)
     char map[4000] = "";
     size_t used = 0;
     for (int i = 0; i < 70; i++)
-        used += (size_t)snprintf(map + used, sizeof map - used, "%s\"t%d\":\"model-%05d-of-00070.safetensors\"", i ? "," : "", i, i);
+        used += (size_t)snprintf(map + used, sizeof map - used,
+                                 "%s\"t%d\":\"model-%05d-of-00070.safetensors\"", i ? "," : "", i, i);
     put_index(map, "1");
     must_fail(QC_E_INPUT, "model-00000-of-00070.safetensors, model-00001-of-00070.safetensors");
     must_fail(QC_E_INPUT, " more");
@@ -236,7 +240,8 @@ START_TEST(s6_not_in_index)
     put_tensors("model-2.safetensors", "b F32 4;extra F32 1", NULL);
     qc_source *src = must_open();
     ck_assert_int_ge(src->find(src, "extra"), 0);
-    ck_assert_ptr_nonnull(strstr(logged(), "index.json and headers disagree: 1 tensors are not in the index: extra"));
+    ck_assert_ptr_nonnull(
+        strstr(logged(), "index.json and headers disagree: 1 tensors are not in the index: extra"));
     qc_source_close(src);
 }
 END_TEST
@@ -295,7 +300,9 @@ START_TEST(s8_only_other_names)
     put_tensors("consolidated.safetensors", "yy F32 1", NULL);
     must_fail(QC_E_UNSUPPORTED, "weights under other names are not supported (consolidated.safetensors)");
     put_tensors("model-00001-of-00002.safetensors", "yy F32 1", NULL);
-    must_fail(QC_E_INPUT, "model.safetensors.index.json is missing, but there are shards (model-00001-of-00002.safetensors)");
+    must_fail(
+        QC_E_INPUT,
+        "model.safetensors.index.json is missing, but there are shards (model-00001-of-00002.safetensors)");
 }
 END_TEST
 
@@ -320,11 +327,13 @@ static const text_case bad_index[] = {
     {"{\"weight_map\":[\"a\"]}", "weight_map is missing, empty or no object", QC_E_INPUT},
     {"{\"weight_map\":{\"a\":1}}", "value of \"a\" is no file name", QC_E_INPUT},
     {"{\"weight_map\":{\"a\":null}}", "value of \"a\" is no file name", QC_E_INPUT},
-    {"{\"weight_map\":{\"a\":\"../model-1.safetensors\"}}", "no plain name of a .safetensors file", QC_E_INPUT},
+    {"{\"weight_map\":{\"a\":\"../model-1.safetensors\"}}", "no plain name of a .safetensors file",
+     QC_E_INPUT},
     {"{\"weight_map\":{\"a\":\"/etc/x.safetensors\"}}", "no plain name", QC_E_INPUT},
     {"{\"weight_map\":{\"a\":\"sub\\\\x.safetensors\"}}", "no plain name", QC_E_INPUT},
     {"{\"weight_map\":{\"a\":\"model-1.bin\"}}", "no plain name", QC_E_INPUT},
-    {"{\"weight_map\":{\"a\":\"model-1.safetensors\",\"a\":\"model-2.safetensors\"}}", "duplicate name \"a\"", QC_E_INPUT},
+    {"{\"weight_map\":{\"a\":\"model-1.safetensors\",\"a\":\"model-2.safetensors\"}}", "duplicate name \"a\"",
+     QC_E_INPUT},
 };
 
 START_TEST(bad_indexes)
@@ -353,10 +362,14 @@ END_TEST
 
 /* O-7 and S-11: config.json names the method. */
 static const text_case quantized_config[] = {
-    {"{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}", "already quantized (quantization_config, method gptq)", QC_E_UNSUPPORTED},
-    {"{\"text_config\":{\"quantization_config\":{\"quant_method\":\"fp8\"}}}", "(quantization_config, method fp8)", QC_E_UNSUPPORTED},
-    {"{\"compression_config\":{\"quant_method\":\"compressed-tensors\"}}", "method compressed-tensors", QC_E_UNSUPPORTED},
-    {"{\"quantization\":{\"group_size\":64,\"bits\":4}}", "(quantization, method not named)", QC_E_UNSUPPORTED},
+    {"{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}",
+     "already quantized (quantization_config, method gptq)", QC_E_UNSUPPORTED},
+    {"{\"text_config\":{\"quantization_config\":{\"quant_method\":\"fp8\"}}}",
+     "(quantization_config, method fp8)", QC_E_UNSUPPORTED},
+    {"{\"compression_config\":{\"quant_method\":\"compressed-tensors\"}}", "method compressed-tensors",
+     QC_E_UNSUPPORTED},
+    {"{\"quantization\":{\"group_size\":64,\"bits\":4}}", "(quantization, method not named)",
+     QC_E_UNSUPPORTED},
     {"{\"quantization_config\":", "config.json:1:", QC_E_INPUT},
     {"{\"quantization_config\":null}", NULL, QC_OK},
     {"{\"text_config\":{\"quantization_config\":null},\"hidden_size\":8}", NULL, QC_OK},
@@ -375,13 +388,16 @@ START_TEST(o7_configs)
 END_TEST
 
 static const text_case quantized_tensors[] = {
-    {"l.q_proj.qweight I32 2,4;l.q_proj.scales F16 1,4", "(GPTQ or AWQ, by tensor \"l.q_proj.qweight\")", QC_E_UNSUPPORTED},
+    {"l.q_proj.qweight I32 2,4;l.q_proj.scales F16 1,4", "(GPTQ or AWQ, by tensor \"l.q_proj.qweight\")",
+     QC_E_UNSUPPORTED},
     {"l.q_proj.scales F16 1,4;l.q_proj.qweight I32 2,4", "by tensor \"l.q_proj.scales\"", QC_E_UNSUPPORTED},
     {"l.q_proj.weight_packed I32 2,4", "(compressed-tensors", QC_E_UNSUPPORTED},
-    {"l.q_proj.weight F8_E4M3 200,300;l.q_proj.weight_scale_inv F32 2,3", "(F8_E4M3 weights, by tensor \"l.q_proj.weight\")", QC_E_UNSUPPORTED},
+    {"l.q_proj.weight F8_E4M3 200,300;l.q_proj.weight_scale_inv F32 2,3",
+     "(F8_E4M3 weights, by tensor \"l.q_proj.weight\")", QC_E_UNSUPPORTED},
     {"l.q_proj.weight F8_E5M2 4,4", "(F8_E5M2 weights", QC_E_UNSUPPORTED},
     {"l.q_proj.weight_scale_inv F32 2,3", "(FP8 with block scales", QC_E_UNSUPPORTED},
-    {"l.q_proj.weight I8 4,4", "(I8 weights without a description, by tensor \"l.q_proj.weight\")", QC_E_UNSUPPORTED},
+    {"l.q_proj.weight I8 4,4", "(I8 weights without a description, by tensor \"l.q_proj.weight\")",
+     QC_E_UNSUPPORTED},
     {"l.q_proj.weight U8 4,1;l.q_proj.weight.absmax F32 1", "(U8 weights", QC_E_UNSUPPORTED},
     {"l.q_proj.SCB F32 4", "(bitsandbytes INT8", QC_E_UNSUPPORTED},
     {"l.mlp.gate_up_proj_blocks U8 2,2", "(MXFP4", QC_E_UNSUPPORTED},
@@ -460,7 +476,8 @@ START_TEST(all_f16)
     for (int k = 0; k < 65536; k++) {
         int e = k >> 10 & 31, m = k & 1023;
         double v = e == 31 ? (m ? NAN : INFINITY) : e == 0 ? ldexp(m, -24) : ldexp(1024 + m, e - 25);
-        ck_assert_msg(isnan(v) ? isnan(x[k]) : (double)x[k] == (k >> 15 ? -v : v), "%04x: %g", k, (double)x[k]);
+        ck_assert_msg(isnan(v) ? isnan(x[k]) : (double)x[k] == (k >> 15 ? -v : v), "%04x: %g", k,
+                      (double)x[k]);
         ck_assert_msg(!signbit(x[k]) == !(k >> 15), "%04x: sign", k);
     }
     free(x);
@@ -472,16 +489,18 @@ END_TEST
 /* F16 and the integers against values written by hand. */
 START_TEST(other_dtypes)
 {
-    static const uint8_t data[] = {0x00, 0x3C, 0x00, 0xC0, 0xFF, 0x7B, 0x01, 0x00, /* F16: 1, -2, 65504, 2^-24 */
-                                   0x80, 0x7F,                                     /* I8: -128, 127 */
-                                   0xFF, 0x00,                                     /* U8: 255, 0 */
-                                   0x00, 0x80,                                     /* I16: -32768 */
-                                   0xFE, 0xFF, 0xFF, 0xFF,                         /* I32: -2 */
-                                   0, 0, 0, 0, 0, 0, 0xF8, 0x3F};                  /* F64: 1.5 */
+    static const uint8_t data[] = {
+        0x00, 0x3C, 0x00, 0xC0, 0xFF, 0x7B, 0x01, 0x00,  /* F16: 1, -2, 65504, 2^-24 */
+        0x80, 0x7F,                                      /* I8: -128, 127 */
+        0xFF, 0x00,                                      /* U8: 255, 0 */
+        0x00, 0x80,                                      /* I16: -32768 */
+        0xFE, 0xFF, 0xFF, 0xFF,                          /* I32: -2 */
+        0,    0,    0,    0,    0,    0,    0xF8, 0x3F}; /* F64: 1.5 */
     static const struct {
         const char *name;
         float first, last;
-    } expected[] = {{"h", 1, 0x1p-24f}, {"i8", -128, 127}, {"u8", 255, 0}, {"i16", -32768, -32768}, {"i32", -2, -2}, {"d", 1.5f, 1.5f}};
+    } expected[] = {{"h", 1, 0x1p-24f},      {"i8", -128, 127}, {"u8", 255, 0},
+                    {"i16", -32768, -32768}, {"i32", -2, -2},   {"d", 1.5f, 1.5f}};
     put_tensors("model.safetensors", "h F16 2,2;i8 I8 2;u8 U8 2;i16 I16 1;i32 I32 1;d F64 1", data);
     qc_source *src = must_open();
     qc_err err = {0};
@@ -614,7 +633,8 @@ typedef struct file_case {
 static const file_case no_folders[] = {
     {"m.gguf", "GGUF....", "GGUF files are not read", QC_E_UNSUPPORTED},
     {"renamed", "GGUF....", "GGUF files are not read", QC_E_UNSUPPORTED},
-    {"model.safetensors", "12345678{}", "give the folder that holds it and its config.json", QC_E_UNSUPPORTED},
+    {"model.safetensors", "12345678{}", "give the folder that holds it and its config.json",
+     QC_E_UNSUPPORTED},
     {"config.json", "{}", "a json file is no model", QC_E_UNSUPPORTED},
     {"m.onnx", "xx", "ONNX files are not read", QC_E_UNSUPPORTED},
     {"pytorch_model.bin", "PK", "PyTorch pickle files are not read", QC_E_UNSUPPORTED},
@@ -644,10 +664,30 @@ int main(void)
     TCase *tc = tcase_create("folders");
     tcase_add_checked_fixture(tc, setup, teardown);
     suite_add_tcase(s, tc);
-    const TTest *const tests[] = {single_file, sharded, no_metadata_in_index, s5_missing_shards, s5_many_missing,
-                                  single_file_dangling, links_are_followed, s6_not_in_index, newline_in_name, s6_other_shard, s6_nowhere,
-                                  in_two_shards, s7_s8_strays, s8_only_other_names, no_safetensors, broken_shard, o8_read_only,
-                                  s12_all_bf16, all_f16, other_dtypes, unreadable_dtype, empty_tensors, side_file_limits, released_pages,
+    const TTest *const tests[] = {single_file,
+                                  sharded,
+                                  no_metadata_in_index,
+                                  s5_missing_shards,
+                                  s5_many_missing,
+                                  single_file_dangling,
+                                  links_are_followed,
+                                  s6_not_in_index,
+                                  newline_in_name,
+                                  s6_other_shard,
+                                  s6_nowhere,
+                                  in_two_shards,
+                                  s7_s8_strays,
+                                  s8_only_other_names,
+                                  no_safetensors,
+                                  broken_shard,
+                                  o8_read_only,
+                                  s12_all_bf16,
+                                  all_f16,
+                                  other_dtypes,
+                                  unreadable_dtype,
+                                  empty_tensors,
+                                  side_file_limits,
+                                  released_pages,
                                   failing_allocations};
     for (int i = 0; i < COUNT(tests); i++)
         tcase_add_test(tc, tests[i]);

@@ -1,4 +1,5 @@
-/* The rules of the safetensors format, one hand-made file each (formats: an 8-byte length, a JSON header, data). */
+/* The rules of the safetensors format, one hand-made file each (formats: an 8-byte length, a JSON header,
+ * data). */
 #include "qc_alloc.h"
 #include "qc_test.h"
 #include "safetensors.h"
@@ -21,7 +22,8 @@ typedef struct st_case {
 } st_case;
 
 /* Whole file in memory; free with free(). */
-static uint8_t *build(const char *header, size_t n_header, uint64_t length, size_t n_data_bytes, size_t *ret_bytes)
+static uint8_t *build(const char *header, size_t n_header, uint64_t length, size_t n_data_bytes,
+                      size_t *ret_bytes)
 {
     size_t n_bytes = 8 + n_header + n_data_bytes;
     uint8_t *file = malloc(n_bytes);
@@ -37,7 +39,8 @@ static uint8_t *build(const char *header, size_t n_header, uint64_t length, size
 static int parse(const char *header, size_t n_data_bytes, uint64_t length, qc_st_file *ret, qc_err *err)
 {
     size_t n_bytes;
-    uint8_t *file = build(header, strlen(header), length == AUTO ? strlen(header) : length, n_data_bytes, &n_bytes);
+    uint8_t *file =
+        build(header, strlen(header), length == AUTO ? strlen(header) : length, n_data_bytes, &n_bytes);
     int rc = qc_st_parse(file, n_bytes, "x.safetensors", ret, err);
     free(file);
     return rc;
@@ -46,7 +49,8 @@ static int parse(const char *header, size_t n_data_bytes, uint64_t length, qc_st
 #define NEEDS_INTEGER "an integer from 0 to 2^53 expected"
 
 static const st_case bad[] = {
-    {"length over the limit", "{}", 10, 100000001, QC_E_INPUT, "header length 100000001 is over the limit of 100000000 (file has 20"},
+    {"length over the limit", "{}", 10, 100000001, QC_E_INPUT,
+     "header length 100000001 is over the limit of 100000000 (file has 20"},
     {"length 2^63", "{}", 0, UINT64_C(1) << 63, QC_E_INPUT, "9223372036854775808 is over the limit"},
     {"length all ones", "{}", 0, UINT64_MAX - 1, QC_E_INPUT, "is over the limit"},
     {"length over the file", "{}", 0, 3, QC_E_INPUT, "header of 3 bytes does not fit into the file of 10"},
@@ -57,7 +61,8 @@ static const st_case bad[] = {
     {"byte order mark", "\xEF\xBB\xBF{}", 0, AUTO, QC_E_INPUT, "does not begin with '{'"},
     {"unclosed", "{", 0, AUTO, QC_E_INPUT, "'\"' expected"},
     {"comma at the end", "{" T("a", "U8", "[1]", "[0,1]") ",}", 1, AUTO, QC_E_INPUT, "'\"' expected"},
-    {"no comma", "{" T("a", "U8", "[1]", "[0,1]") " " T("b", "U8", "[1]", "[1,2]") "}", 2, AUTO, QC_E_INPUT, "'}' expected"},
+    {"no comma", "{" T("a", "U8", "[1]", "[0,1]") " " T("b", "U8", "[1]", "[1,2]") "}", 2, AUTO, QC_E_INPUT,
+     "'}' expected"},
     {"second object", "{}{}", 0, AUTO, QC_E_INPUT, "text behind the end of the header"},
     {"tensor is a number", "{\"a\":1}", 0, AUTO, QC_E_INPUT, "'{' expected"},
     {"tensor is null", "{\"a\":null}", 0, AUTO, QC_E_INPUT, "'{' expected"},
@@ -71,16 +76,21 @@ static const st_case bad[] = {
     {"two high surrogates", "{\"\\ud800\\ud800\":1}", 0, AUTO, QC_E_INPUT, "unpaired surrogate"},
     {"low surrogate alone", "{\"\\udc00\":1}", 0, AUTO, QC_E_INPUT, "unpaired surrogate"},
 
-    {"no dtype", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT, "tensor \"a\" has no dtype"},
-    {"no shape", "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT, "tensor \"a\" has no shape"},
-    {"no offsets", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, AUTO, QC_E_INPUT, "tensor \"a\" has no data_offsets"},
+    {"no dtype", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT,
+     "tensor \"a\" has no dtype"},
+    {"no shape", "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT,
+     "tensor \"a\" has no shape"},
+    {"no offsets", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, AUTO, QC_E_INPUT,
+     "tensor \"a\" has no data_offsets"},
     {"empty entry", "{\"a\":{}}", 0, AUTO, QC_E_INPUT, "tensor \"a\" has no dtype"},
-    {"unknown member", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"strides\":[1],\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT,
-     "unknown member \"strides\""},
-    {"member twice", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}", 1, AUTO, QC_E_INPUT,
-     "duplicate member \"shape\""},
-    {"unknown dtype", "{" T("a", "F12", "[1]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, "tensor \"a\": unknown dtype \"F12\""},
-    {"dtype in small letters", "{" T("a", "f32", "[1]", "[0,4]") "}", 4, AUTO, QC_E_INPUT, "unknown dtype \"f32\""},
+    {"unknown member", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"strides\":[1],\"data_offsets\":[0,1]}}", 1,
+     AUTO, QC_E_INPUT, "unknown member \"strides\""},
+    {"member twice", "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,1]}}", 1, AUTO,
+     QC_E_INPUT, "duplicate member \"shape\""},
+    {"unknown dtype", "{" T("a", "F12", "[1]", "[0,1]") "}", 1, AUTO, QC_E_INPUT,
+     "tensor \"a\": unknown dtype \"F12\""},
+    {"dtype in small letters", "{" T("a", "f32", "[1]", "[0,4]") "}", 4, AUTO, QC_E_INPUT,
+     "unknown dtype \"f32\""},
     {"dtype is no string", "{\"a\":{\"dtype\":7}}", 0, AUTO, QC_E_INPUT, "'\"' expected"},
     {"shape is no array", "{" T("a", "U8", "1", "[0,1]") "}", 1, AUTO, QC_E_INPUT, "'[' expected"},
     {"negative dimension", "{" T("a", "U8", "[-1]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
@@ -88,23 +98,33 @@ static const st_case bad[] = {
     {"whole number with a point", "{" T("a", "U8", "[1.0]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
     {"exponent", "{" T("a", "U8", "[1]", "[0,1e0]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
     {"leading zero", "{" T("a", "U8", "[01]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
-    {"dimension over 2^53", "{" T("a", "U8", "[0,9007199254740993]", "[0,0]") "}", 0, AUTO, QC_E_INPUT, NEEDS_INTEGER},
-    {"dimension over 2^64", "{" T("a", "U8", "[18446744073709551617]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
+    {"dimension over 2^53", "{" T("a", "U8", "[0,9007199254740993]", "[0,0]") "}", 0, AUTO, QC_E_INPUT,
+     NEEDS_INTEGER},
+    {"dimension over 2^64", "{" T("a", "U8", "[18446744073709551617]", "[0,1]") "}", 1, AUTO, QC_E_INPUT,
+     NEEDS_INTEGER},
     {"string as dimension", "{" T("a", "U8", "[\"1\"]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
     {"nested shape", "{" T("a", "U8", "[[1]]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
     {"comma in shape", "{" T("a", "U8", "[1,]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, NEEDS_INTEGER},
     {"five dimensions", "{" T("a", "U8", "[1,1,1,1,1]", "[0,1]") "}", 1, AUTO, QC_E_UNSUPPORTED,
      "tensor \"a\" has 5 dimensions, at most 4"},
-    {"one offset", "{" T("a", "U8", "[1]", "[0]") "}", 1, AUTO, QC_E_INPUT, "tensor \"a\": data_offsets are not [begin, end]"},
-    {"three offsets", "{" T("a", "U8", "[1]", "[0,1,2]") "}", 1, AUTO, QC_E_INPUT, "data_offsets are not [begin, end]"},
-    {"end before begin", "{" T("a", "U8", "[1]", "[1,0]") "}", 1, AUTO, QC_E_INPUT, "data_offsets are not [begin, end]"},
+    {"one offset", "{" T("a", "U8", "[1]", "[0]") "}", 1, AUTO, QC_E_INPUT,
+     "tensor \"a\": data_offsets are not [begin, end]"},
+    {"three offsets", "{" T("a", "U8", "[1]", "[0,1,2]") "}", 1, AUTO, QC_E_INPUT,
+     "data_offsets are not [begin, end]"},
+    {"end before begin", "{" T("a", "U8", "[1]", "[1,0]") "}", 1, AUTO, QC_E_INPUT,
+     "data_offsets are not [begin, end]"},
     {"too few bytes", "{" T("a", "F32", "[2,3]", "[0,20]") "}", 20, AUTO, QC_E_INPUT,
      "tensor \"a\": shape and dtype F32 take 24 bytes, data_offsets span 20"},
-    {"one element, no bytes", "{" T("a", "U8", "[1]", "[0,0]") "}", 0, AUTO, QC_E_INPUT, "take 1 bytes, data_offsets span 0"},
-    {"no element, one byte", "{" T("a", "U8", "[0]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, "take 0 bytes, data_offsets span 1"},
-    {"product overflows", "{" T("a", "U8", "[4294967296,4294967296]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, "overflows"},
-    {"bits overflow", "{" T("a", "F64", "[4503599627370496,1024]", "[0,1]") "}", 1, AUTO, QC_E_INPUT, "overflows"},
-    {"overflow behind a zero", "{" T("a", "U8", "[0,4294967296,4294967296]", "[0,0]") "}", 0, AUTO, QC_E_INPUT, "overflows"},
+    {"one element, no bytes", "{" T("a", "U8", "[1]", "[0,0]") "}", 0, AUTO, QC_E_INPUT,
+     "take 1 bytes, data_offsets span 0"},
+    {"no element, one byte", "{" T("a", "U8", "[0]", "[0,1]") "}", 1, AUTO, QC_E_INPUT,
+     "take 0 bytes, data_offsets span 1"},
+    {"product overflows", "{" T("a", "U8", "[4294967296,4294967296]", "[0,1]") "}", 1, AUTO, QC_E_INPUT,
+     "overflows"},
+    {"bits overflow", "{" T("a", "F64", "[4503599627370496,1024]", "[0,1]") "}", 1, AUTO, QC_E_INPUT,
+     "overflows"},
+    {"overflow behind a zero", "{" T("a", "U8", "[0,4294967296,4294967296]", "[0,0]") "}", 0, AUTO,
+     QC_E_INPUT, "overflows"},
     {"half a byte", "{" T("a", "F4", "[3]", "[0,2]") "}", 2, AUTO, QC_E_INPUT, "no whole number of bytes"},
     {"six bits", "{" T("a", "F6_E2M3", "[2]", "[0,2]") "}", 2, AUTO, QC_E_INPUT, "no whole number of bytes"},
 
@@ -114,23 +134,33 @@ static const st_case bad[] = {
      "tensors \"a\" and \"b\" overlap"},
     {"hole", "{" T("a", "U8", "[4]", "[0,4]") "," T("b", "U8", "[4]", "[5,9]") "}", 9, AUTO, QC_E_INPUT,
      "hole of 1 bytes before tensor \"b\""},
-    {"hole in front", "{" T("a", "U8", "[4]", "[8,12]") "}", 12, AUTO, QC_E_INPUT, "hole of 8 bytes before tensor \"a\""},
-    {"empty tensor beyond", "{" T("a", "U8", "[0]", "[1,1]") "}", 0, AUTO, QC_E_INPUT, "hole of 1 bytes before tensor \"a\""},
-    {"truncated", "{" T("a", "U8", "[4]", "[0,4]") "}", 3, AUTO, QC_E_INPUT, "file is truncated: 65 bytes expected, 64 found"},
-    {"trailing byte", "{" T("a", "U8", "[4]", "[0,4]") "}", 5, AUTO, QC_E_INPUT, "1 bytes behind the last tensor"},
+    {"hole in front", "{" T("a", "U8", "[4]", "[8,12]") "}", 12, AUTO, QC_E_INPUT,
+     "hole of 8 bytes before tensor \"a\""},
+    {"empty tensor beyond", "{" T("a", "U8", "[0]", "[1,1]") "}", 0, AUTO, QC_E_INPUT,
+     "hole of 1 bytes before tensor \"a\""},
+    {"truncated", "{" T("a", "U8", "[4]", "[0,4]") "}", 3, AUTO, QC_E_INPUT,
+     "file is truncated: 65 bytes expected, 64 found"},
+    {"trailing byte", "{" T("a", "U8", "[4]", "[0,4]") "}", 5, AUTO, QC_E_INPUT,
+     "1 bytes behind the last tensor"},
     {"data without tensors", "{}", 1, AUTO, QC_E_INPUT, "1 bytes behind the last tensor"},
 
-    {"name twice, other range", "{" T("a", "U8", "[4]", "[0,4]") "," T("a", "U8", "[4]", "[4,8]") "}", 8, AUTO, QC_E_INPUT,
-     "duplicate name \"a\""},
-    {"name twice, same range", "{" T("a", "U8", "[4]", "[0,4]") "," T("a", "U8", "[4]", "[0,4]") "}", 4, AUTO, QC_E_INPUT,
-     "duplicate name \"a\""},
-    {"name twice after unescaping", "{" T("ab/", "U8", "[4]", "[0,4]") "," T("\\u0061b\\/", "U8", "[4]", "[4,8]") "}", 8, AUTO,
-     QC_E_INPUT, "duplicate name \"ab/\""},
-    {"metadata twice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, AUTO, QC_E_INPUT, "duplicate name \"__metadata__\""},
-    {"metadata key twice", "{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}}", 0, AUTO, QC_E_INPUT, "__metadata__: duplicate name \"a\""},
-    {"metadata number", "{\"__metadata__\":{\"k\":1}}", 0, AUTO, QC_E_INPUT, "__metadata__: value of \"k\" is no string"},
-    {"metadata object", "{\"__metadata__\":{\"k\":{}}}", 0, AUTO, QC_E_INPUT, "__metadata__: value of \"k\" is no string"},
-    {"metadata value null", "{\"__metadata__\":{\"k\":null}}", 0, AUTO, QC_E_INPUT, "__metadata__: value of \"k\" is no string"},
+    {"name twice, other range", "{" T("a", "U8", "[4]", "[0,4]") "," T("a", "U8", "[4]", "[4,8]") "}", 8,
+     AUTO, QC_E_INPUT, "duplicate name \"a\""},
+    {"name twice, same range", "{" T("a", "U8", "[4]", "[0,4]") "," T("a", "U8", "[4]", "[0,4]") "}", 4, AUTO,
+     QC_E_INPUT, "duplicate name \"a\""},
+    {"name twice after unescaping",
+     "{" T("ab/", "U8", "[4]", "[0,4]") "," T("\\u0061b\\/", "U8", "[4]", "[4,8]") "}", 8, AUTO, QC_E_INPUT,
+     "duplicate name \"ab/\""},
+    {"metadata twice", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, AUTO, QC_E_INPUT,
+     "duplicate name \"__metadata__\""},
+    {"metadata key twice", "{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}}", 0, AUTO, QC_E_INPUT,
+     "__metadata__: duplicate name \"a\""},
+    {"metadata number", "{\"__metadata__\":{\"k\":1}}", 0, AUTO, QC_E_INPUT,
+     "__metadata__: value of \"k\" is no string"},
+    {"metadata object", "{\"__metadata__\":{\"k\":{}}}", 0, AUTO, QC_E_INPUT,
+     "__metadata__: value of \"k\" is no string"},
+    {"metadata value null", "{\"__metadata__\":{\"k\":null}}", 0, AUTO, QC_E_INPUT,
+     "__metadata__: value of \"k\" is no string"},
     {"metadata array", "{\"__metadata__\":[]}", 0, AUTO, QC_E_INPUT, "'{' expected"},
     {"metadata unclosed", "{\"__metadata__\":{\"k\":\"v\"", 0, AUTO, QC_E_INPUT, "'}' expected"},
 };
@@ -154,16 +184,23 @@ static const st_case good[] = {
     {"metadata only", "{\"__metadata__\":{\"format\":\"pt\"}}", 0, AUTO, 0, NULL},
     {"metadata null", "{\"__metadata__\":null," T("a", "U8", "[1]", "[0,1]") "}", 1, AUTO, 1, NULL},
     {"metadata empty", "{" T("a", "U8", "[1]", "[0,1]") ",\"__metadata__\":{}}", 1, AUTO, 1, NULL},
-    {"metadata without format", "{\"__metadata__\":{\"x\":\"y\",\"z\":\"\"}," T("a", "U8", "[1]", "[0,1]") "}", 1, AUTO, 1, NULL},
+    {"metadata without format",
+     "{\"__metadata__\":{\"x\":\"y\",\"z\":\"\"}," T("a", "U8", "[1]", "[0,1]") "}", 1, AUTO, 1, NULL},
     {"rank 0", "{" T("a", "F32", "[]", "[0,4]") "}", 4, AUTO, 1, NULL},
     {"empty tensors first, middle, last",
-     "{" T("z", "F32", "[3,0]", "[8,8]") "," T("y", "U8", "[0]", "[0,0]") "," T("b", "F32", "[1]", "[0,4]") ","
-     T("c", "F32", "[0]", "[4,4]") "," T("d", "F32", "[1]", "[4,8]") "}", 8, AUTO, 5, NULL},
-    {"header order is not data order", "{" T("b", "U8", "[2]", "[2,4]") "," T("a", "U8", "[2]", "[0,2]") "}", 4, AUTO, 2, NULL},
+     "{" T("z", "F32", "[3,0]", "[8,8]") "," T("y", "U8", "[0]", "[0,0]") "," T(
+         "b", "F32", "[1]", "[0,4]") "," T("c", "F32", "[0]", "[4,4]") "," T("d", "F32", "[1]", "[4,8]") "}",
+     8, AUTO, 5, NULL},
+    {"header order is not data order", "{" T("b", "U8", "[2]", "[2,4]") "," T("a", "U8", "[2]", "[0,2]") "}",
+     4, AUTO, 2, NULL},
     {"four dimensions", "{" T("a", "F16", "[1,2,3,4]", "[0,48]") "}", 48, AUTO, 1, NULL},
-    {"sub-byte", "{" T("a", "F4", "[2,3]", "[0,3]") "," T("b", "F6_E3M2", "[4]", "[3,6]") "}", 6, AUTO, 2, NULL},
-    {"members in another order", "{\"a\":{\"data_offsets\":[0,1],\"shape\":[1],\"dtype\":\"U8\"}}", 1, AUTO, 1, NULL},
-    {"blanks everywhere", "{ \"a\" :\t{ \"dtype\" : \"U8\" , \"shape\" : [ 1 , 1 ] ,\r\n\"data_offsets\" : [ 0 , 1 ] } }", 1, AUTO, 1, NULL},
+    {"sub-byte", "{" T("a", "F4", "[2,3]", "[0,3]") "," T("b", "F6_E3M2", "[4]", "[3,6]") "}", 6, AUTO, 2,
+     NULL},
+    {"members in another order", "{\"a\":{\"data_offsets\":[0,1],\"shape\":[1],\"dtype\":\"U8\"}}", 1, AUTO,
+     1, NULL},
+    {"blanks everywhere",
+     "{ \"a\" :\t{ \"dtype\" : \"U8\" , \"shape\" : [ 1 , 1 ] ,\r\n\"data_offsets\" : [ 0 , 1 ] } }", 1, AUTO,
+     1, NULL},
     {"empty name", "{" T("", "U8", "[1]", "[0,1]") "}", 1, AUTO, 1, NULL},
 };
 
@@ -172,7 +209,8 @@ START_TEST(good_files)
     const st_case *c = &good[_i];
     qc_st_file file = {0};
     qc_err err = {0};
-    ck_assert_msg(parse(c->header, c->n_data_bytes, c->length, &file, &err) == QC_OK, "%s: %s", c->what, err.msg);
+    ck_assert_msg(parse(c->header, c->n_data_bytes, c->length, &file, &err) == QC_OK, "%s: %s", c->what,
+                  err.msg);
     ck_assert_int_eq(file.n_tensors, c->code);
     uint64_t end = 8 + strlen(c->header);
     for (int64_t i = 0; i < file.n_tensors; i++) {
@@ -211,8 +249,8 @@ END_TEST
 
 START_TEST(escaped_names)
 {
-    static const char header[] =
-        "{" T("q\\\"b\\\\s\\/f\\b\\f\\n\\r\\t", "U8", "[1]", "[0,1]") "," T("\\u00e9\\u20AC\\ud83d\\ude00", "U8", "[1]", "[1,2]") "}";
+    static const char header[] = "{" T("q\\\"b\\\\s\\/f\\b\\f\\n\\r\\t", "U8", "[1]", "[0,1]") "," T(
+        "\\u00e9\\u20AC\\ud83d\\ude00", "U8", "[1]", "[1,2]") "}";
     qc_st_file file = {0};
     qc_err err = {0};
     ck_assert_msg(parse(header, 2, AUTO, &file, &err) == QC_OK, "%s", err.msg);
@@ -225,7 +263,8 @@ END_TEST
 /* Cutting a good file anywhere must be seen: there is no byte that does not matter. */
 START_TEST(every_cut)
 {
-    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"}," T("a", "F16", "[2,3]", "[0,12]") "," T("b", "U8", "[]", "[12,13]") "}  ";
+    static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"}," T(
+        "a", "F16", "[2,3]", "[0,12]") "," T("b", "U8", "[]", "[12,13]") "}  ";
     size_t n_bytes;
     uint8_t *data = build(header, strlen(header), strlen(header), 13, &n_bytes);
     for (size_t n = 0; n <= n_bytes; n++) {
@@ -288,7 +327,8 @@ START_TEST(many_tensors)
     size_t used = 0;
     for (int i = 0; i < N; i++)
         used += (size_t)snprintf(header + used, ENTRY,
-                                 "%c\"model.layers.%d.mlp.experts.%d.weight_%06d\":{\"dtype\":\"U8\",\"shape\":[1,1],\"data_offsets\":[%d,%d]}",
+                                 "%c\"model.layers.%d.mlp.experts.%d.weight_%06d\":{\"dtype\":\"U8\","
+                                 "\"shape\":[1,1],\"data_offsets\":[%d,%d]}",
                                  i ? ',' : '{', i % 100, i % 7, i, N - 1 - i, N - i);
     header[used++] = '}';
     size_t n_bytes;

@@ -1,6 +1,6 @@
-/* A fuzz harness is a function over bytes, with the name and meaning that libFuzzer gives it: it never fails by its
- * return value; a broken promise aborts. replay.c drives it over a corpus and seeded mutations of it; with -Dfuzzing=true
- * (clang) libFuzzer does. */
+/* A fuzz harness is a function over bytes, with the name and meaning that libFuzzer gives it: it never fails
+ * by its return value; a broken promise aborts. replay.c drives it over a corpus and seeded mutations of it;
+ * with -Dfuzzing=true (clang) libFuzzer does. */
 #ifndef QC_FUZZ_H
 #define QC_FUZZ_H
 

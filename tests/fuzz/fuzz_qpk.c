@@ -1,5 +1,5 @@
-/* Fuzz harness of the packed-file reader: open, walk everything, decode. The checksums of header and tables are made
- * right in a second run of every input, so that mutations get past them. */
+/* Fuzz harness of the packed-file reader: open, walk everything, decode. The checksums of header and tables
+ * are made right in a second run of every input, so that mutations get past them. */
 #include "fuzz.h"
 
 #include "runtime/qpk.h"

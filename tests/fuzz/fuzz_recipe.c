@@ -1,4 +1,5 @@
-/* Recipes: no input may crash; what is refused gets one line with a place, what is accepted can be printed. */
+/* Recipes: no input may crash; what is refused gets one line with a place, what is accepted can be printed.
+ */
 #include "fuzz.h"
 #include "recipe.h"
 

@@ -1,4 +1,5 @@
-/* Headers of safetensors files: no input may crash, and what is accepted must lie inside the file without overlap. */
+/* Headers of safetensors files: no input may crash, and what is accepted must lie inside the file without
+ * overlap. */
 #include "fuzz.h"
 #include "safetensors.h"
 
@@ -11,7 +12,8 @@ static void check_accepted(const qc_st_file *file, size_t n_bytes)
         const qc_st_tensor *next = i + 1 < file->n_tensors ? t + 1 : NULL;
         FUZZ_CHECK(t->offset + t->info.n_bytes == (next ? next->offset : n_bytes));
         FUZZ_CHECK(t->info.n_dims >= 0 && t->info.n_dims <= QC_MAX_DIMS);
-        FUZZ_CHECK((uint64_t)qc_tensor_n_elems(&t->info) * (uint64_t)qc_dtype_bits(t->info.dtype) == 8 * t->info.n_bytes);
+        FUZZ_CHECK((uint64_t)qc_tensor_n_elems(&t->info) * (uint64_t)qc_dtype_bits(t->info.dtype) ==
+                   8 * t->info.n_bytes);
         FUZZ_CHECK(qc_tensor_rows(&t->info) * qc_tensor_cols(&t->info) == qc_tensor_n_elems(&t->info));
     }
 }
@@ -31,8 +33,8 @@ static void parse(const uint8_t *data, size_t n_bytes)
     }
 }
 
-/* Once as it is, once with the length put right for a header that ends at the last brace, so that changes of the
- * header's size do not all end at the length check. */
+/* Once as it is, once with the length put right for a header that ends at the last brace, so that changes of
+ * the header's size do not all end at the length check. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
     parse(data, n_bytes);

@@ -1,5 +1,5 @@
-/* tokenizer.json files: no input may crash; what is accepted must encode and decode with ids inside the vocabulary. The
- * input also serves as a text for the tokenizer that was accepted last. */
+/* tokenizer.json files: no input may crash; what is accepted must encode and decode with ids inside the
+ * vocabulary. The input also serves as a text for the tokenizer that was accepted last. */
 #include "fuzz.h"
 #include "qc_alloc.h"
 #include "qc_json.h"
@@ -39,8 +39,10 @@ static void encode(const qc_tokenizer *tok, const char *text, size_t n_bytes, bo
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    static const char text[] = "  It's 12345 <s>\r\n\t x\xC2\x85\xE2\x80\x83 A\xCC\x81\xCC\xA7\xED\x95\x9C\xE4\xB8\xAD\xE6\x96\x87"
-                               "\xF0\x9F\x91\x8D\xE2\x96\x81\xE2\x96\x81" "ab abc <s></s>word \x01";
+    static const char text[] =
+        "  It's 12345 <s>\r\n\t x\xC2\x85\xE2\x80\x83 A\xCC\x81\xCC\xA7\xED\x95\x9C\xE4\xB8\xAD\xE6\x96\x87"
+        "\xF0\x9F\x91\x8D\xE2\x96\x81\xE2\x96\x81"
+        "ab abc <s></s>word \x01";
     qc_tokenizer *tok = NULL;
     qc_err err = {0};
     int rc = qc_tokenizer_new((const char *)data, n_bytes, "fuzz", &tok, &err);

@@ -1,13 +1,13 @@
 /* usage: fuzz_NAME CORPUS_FOLDER [FIRST_SEED [LAST_SEED]]
  *
- * Run the harness on every file of the corpus, then on one mutation of each per seed. The same seeds give the same
- * inputs everywhere; a failure is found again by narrowing the range. */
+ * Run the harness on every file of the corpus, then on one mutation of each per seed. The same seeds give the
+ * same inputs everywhere; a failure is found again by narrowing the range. */
 #include "fuzz.h"
 
 #include <dirent.h>
 #include <string.h>
 
-#define MAX_FILES 256
+#define MAX_FILES       256
 #define MAX_INPUT_BYTES (1u << 20)
 
 static struct {
@@ -62,7 +62,8 @@ static void load_corpus(const char *folder)
 }
 
 /* Replace n_old bytes at `at` by n_new bytes of `from`; too long results are left alone. */
-static size_t splice(uint8_t *data, size_t n_bytes, size_t at, size_t n_old, const uint8_t *from, size_t n_new)
+static size_t splice(uint8_t *data, size_t n_bytes, size_t at, size_t n_old, const uint8_t *from,
+                     size_t n_new)
 {
     if (n_bytes - n_old + n_new > MAX_INPUT_BYTES)
         return n_bytes;
@@ -72,13 +73,57 @@ static size_t splice(uint8_t *data, size_t n_bytes, size_t at, size_t n_old, con
 }
 
 /* Text that parsers of numbers, strings and nesting care about. */
-static const char *const tokens[] = {"0", "-1", "1.5", "1e9", "9007199254740993", "18446744073709551616", "4294967296", "null",
-                                     "true", "\"", "\\", "\\u0000", "\\ud800", "\\u0041", "{", "}", "[", "]", ",", ":", "{}", "[]",
-                                     "\"\"", " ", "\n", "\xFF", "\xC3", "\xE2\x82\xAC", "e", ".", "[[[[[[[[[[[[[[[["};
+static const char *const tokens[] = {"0",
+                                     "-1",
+                                     "1.5",
+                                     "1e9",
+                                     "9007199254740993",
+                                     "18446744073709551616",
+                                     "4294967296",
+                                     "null",
+                                     "true",
+                                     "\"",
+                                     "\\",
+                                     "\\u0000",
+                                     "\\ud800",
+                                     "\\u0041",
+                                     "{",
+                                     "}",
+                                     "[",
+                                     "]",
+                                     ",",
+                                     ":",
+                                     "{}",
+                                     "[]",
+                                     "\"\"",
+                                     " ",
+                                     "\n",
+                                     "\xFF",
+                                     "\xC3",
+                                     "\xE2\x82\xAC",
+                                     "e",
+                                     ".",
+                                     "[[[[[[[[[[[[[[[["};
 
 /* Values on the edges of fields of binary formats. */
-static const uint64_t numbers[] = {0, 1, 2, 63, 64, 255, 256, 4096, INT32_MAX, 1ull << 31, UINT32_MAX, 1ull << 32, 1ull << 47,
-                                   1ull << 62, INT64_MAX, 1ull << 63, UINT64_MAX - 7, UINT64_MAX};
+static const uint64_t numbers[] = {0,
+                                   1,
+                                   2,
+                                   63,
+                                   64,
+                                   255,
+                                   256,
+                                   4096,
+                                   INT32_MAX,
+                                   1ull << 31,
+                                   UINT32_MAX,
+                                   1ull << 32,
+                                   1ull << 47,
+                                   1ull << 62,
+                                   INT64_MAX,
+                                   1ull << 63,
+                                   UINT64_MAX - 7,
+                                   UINT64_MAX};
 
 /* Write a number over a little-endian field, which lies at a multiple of its width. */
 static void put_number(uint8_t *data, size_t n_bytes)
@@ -112,7 +157,8 @@ static size_t mutate_once(uint8_t *data, size_t n_bytes)
         return splice(data, n_bytes, at, below(2) ? n : 0, (const uint8_t *)token, strlen(token));
     }
     case 5: { /* a piece of another file */
-        size_t other = below(n_corpus), from = below(corpus[other].n_bytes), left = corpus[other].n_bytes - from;
+        size_t other = below(n_corpus), from = below(corpus[other].n_bytes),
+               left = corpus[other].n_bytes - from;
         return splice(data, n_bytes, at, n, corpus[other].data + from, left < 64 ? left : below(64));
     }
     case 6:

@@ -111,7 +111,8 @@ double run_nll(const run_result *r, const int32_t *ids, int64_t s)
         const float *row = r->logits + (s * r->n_tokens + t) * r->vocab;
         double top = row[0], sum = 0;
         for (int64_t v = 1; v < r->vocab; v++)
-            top = row[v] > top ? row[v] : top; /* not fmax: gcc 12 for aarch64 dies on the double maximum of floats */
+            top = row[v] > top ? row[v]
+                               : top; /* not fmax: gcc 12 for aarch64 dies on the double maximum of floats */
         for (int64_t v = 0; v < r->vocab; v++)
             sum += exp(row[v] - top);
         total += top + log(sum) - row[ids[s * r->n_tokens + t + 1]];

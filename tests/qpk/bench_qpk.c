@@ -1,5 +1,6 @@
-/* Speed of packing and decoding: rows of [4096, 1024] matrices, one thread; also the time from open to the first row
- * of a file with as many tensors as a 0.6B model. Prints medians; run with `meson test --benchmark`. */
+/* Speed of packing and decoding: rows of [4096, 1024] matrices, one thread; also the time from open to the
+ * first row of a file with as many tensors as a 0.6B model. Prints medians; run with `meson test
+ * --benchmark`. */
 #include "qpk_test.h"
 
 #include <time.h>
@@ -49,8 +50,8 @@ static void bench_grid(int bits, int64_t group, bool symmetric)
         decode[i] = now() - t0;
         qc_source_close(src);
     }
-    printf("%d bit, group %4lld, %s: pack %.0f MB/s of codes, decode %.2f GB/s of float32\n", bits, (long long)group,
-           symmetric ? "symmetric " : "asymmetric", ROWS * COLS / median(pack) * 1e-6,
+    printf("%d bit, group %4lld, %s: pack %.0f MB/s of codes, decode %.2f GB/s of float32\n", bits,
+           (long long)group, symmetric ? "symmetric " : "asymmetric", ROWS * COLS / median(pack) * 1e-6,
            ROWS * COLS * 4.0 / median(decode) * 1e-9);
     free(y);
     free_rows(&rows);
@@ -66,7 +67,8 @@ static void bench_open(void)
     qc_tensor_info info = grid_info("model.embed_tokens.weight", 151936, 1024, 8, 1024, true, QC_DT_F16);
     qc_tensor_info part = info;
     part.shape[0] = 151936;
-    qc_code_rows rows = {.n_rows = 151936, .codes = calloc(151936, 1024), .scales = calloc(151936, sizeof(float))};
+    qc_code_rows rows = {
+        .n_rows = 151936, .codes = calloc(151936, 1024), .scales = calloc(151936, sizeof(float))};
     put_tensor(w, &part, &rows, 4096);
     free_rows(&rows);
     info = grid_info(name, 3072, 1024, 4, 128, true, QC_DT_F16);
@@ -81,7 +83,8 @@ static void bench_open(void)
     for (int i = 0; i < REPEATS; i++) {
         double t0 = now();
         qpk_file *file = NULL;
-        if (qpk_open(path, &file, NULL, 0) != QPK_OK || qpk_dequantize_rows(file, 0, 777, 1, y, NULL, 0) != QPK_OK)
+        if (qpk_open(path, &file, NULL, 0) != QPK_OK ||
+            qpk_dequantize_rows(file, 0, 777, 1, y, NULL, 0) != QPK_OK)
             ck_abort();
         t[i] = now() - t0;
         qpk_close(file);

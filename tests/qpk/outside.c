@@ -1,5 +1,5 @@
-/* A program outside the tree: uses libqpk through its installed header alone. Prints the first value of the tensor
- * named on the command line. */
+/* A program outside the tree: uses libqpk through its installed header alone. Prints the first value of the
+ * tensor named on the command line. */
 #include <qpk.h>
 
 #include <stdio.h>

@@ -64,7 +64,8 @@ static inline void free_rows(qc_code_rows *r)
     free(r->zeros);
 }
 
-/* Random codes and zeros over the whole range, scales exact in their type, of both signs, some zero or subnormal. */
+/* Random codes and zeros over the whole range, scales exact in their type, of both signs, some zero or
+ * subnormal. */
 static inline qc_code_rows make_rows(const qc_tensor_info *info, uint64_t seed)
 {
     qc_rng rng;
@@ -98,7 +99,8 @@ static inline qc_qpk_writer *start(const char *path)
 }
 
 /* Write a tensor on a grid in calls of `step` rows. */
-static inline void put_tensor(qc_qpk_writer *w, const qc_tensor_info *info, const qc_code_rows *rows, int64_t step)
+static inline void put_tensor(qc_qpk_writer *w, const qc_tensor_info *info, const qc_code_rows *rows,
+                              int64_t step)
 {
     qc_err err = {0};
     int64_t cols = qc_tensor_cols(info), n_groups = qc_tensor_n_groups(info);
@@ -130,8 +132,8 @@ static inline void finish(qc_qpk_writer *w)
     ck_assert_msg(qc_qpk_publish(w, NULL, &err) == QC_OK, "%s", err.msg);
 }
 
-/* A small file with every kind of section: embedding (8 bit), a 3-bit asymmetric matrix, a norm. Returns the first
- * failing code; made of fallible calls only, so that the sweep over failing allocations can use it. */
+/* A small file with every kind of section: embedding (8 bit), a 3-bit asymmetric matrix, a norm. Returns the
+ * first failing code; made of fallible calls only, so that the sweep over failing allocations can use it. */
 static inline int try_sample(const char *path, qc_err *err)
 {
     static const int64_t eos[] = {5, -7};
@@ -164,14 +166,15 @@ static inline int try_sample(const char *path, qc_err *err)
         (rc = qc_qpk_add_meta_f64_array(w, "factors", factors, 2, err)) == QC_OK &&
         (rc = qc_qpk_add_meta_string(w, "note", "", err)) == QC_OK &&
         (rc = qc_qpk_add_file(w, "config.json", SAMPLE_CONFIG, strlen(SAMPLE_CONFIG), err)) == QC_OK &&
-        (rc = qc_qpk_begin_tensor(w, &embed, err)) == QC_OK && (rc = qc_qpk_put_codes(w, &rows, err)) == QC_OK &&
-        (rc = qc_qpk_end_tensor(w, err)) == QC_OK && (rc = qc_qpk_begin_tensor(w, &linear, err)) == QC_OK) {
+        (rc = qc_qpk_begin_tensor(w, &embed, err)) == QC_OK &&
+        (rc = qc_qpk_put_codes(w, &rows, err)) == QC_OK && (rc = qc_qpk_end_tensor(w, err)) == QC_OK &&
+        (rc = qc_qpk_begin_tensor(w, &linear, err)) == QC_OK) {
         for (int i = 0; i < 40 * 64; i++)
             codes[i] &= 7;
         rows.n_rows = 19;
         if ((rc = qc_qpk_put_codes(w, &rows, err)) == QC_OK && (rc = qc_qpk_end_tensor(w, err)) == QC_OK &&
-            (rc = qc_qpk_begin_tensor(w, &vector, err)) == QC_OK && (rc = qc_qpk_put_dense(w, norm, 1, err)) == QC_OK &&
-            (rc = qc_qpk_end_tensor(w, err)) == QC_OK &&
+            (rc = qc_qpk_begin_tensor(w, &vector, err)) == QC_OK &&
+            (rc = qc_qpk_put_dense(w, norm, 1, err)) == QC_OK && (rc = qc_qpk_end_tensor(w, err)) == QC_OK &&
             (rc = qc_qpk_add_alias(w, "lm_head.weight", "model.embed_tokens.weight", err)) == QC_OK &&
             (rc = qc_qpk_add_file(w, "empty.txt", "", 0, err)) == QC_OK)
             rc = qc_qpk_finish(w, &temp, err);

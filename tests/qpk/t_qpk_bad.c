@@ -54,7 +54,7 @@ typedef struct bad_case {
 } bad_case;
 
 #define REC(n, bytes, field) ((n) * (bytes) + (field))
-#define SEC(s, field) (QPK_H_SECTIONS + (s) * QPK_SECTION_BYTES + (field))
+#define SEC(s, field)        (QPK_H_SECTIONS + (s)*QPK_SECTION_BYTES + (field))
 enum { T = QPK_TENSOR_BYTES, U = QPK_E_UNSUPPORTED, I = QPK_E_INPUT };
 
 static const bad_case cases[] = {
@@ -67,7 +67,8 @@ static const bad_case cases[] = {
     {"sections", -1, QPK_H_N_SECTIONS, 4, 9, I, "with 9 sections"},
     {"reserved", -1, QPK_H_RESERVED1, 4, 1, U, "reserved field of the header"},
     {"reserved", -1, QPK_H_RESERVED2 + 11, 1, 1, U, "reserved field of the header"},
-    {"section alignment", -1, SEC(QPK_SEC_STRINGS, QPK_S_OFFSET), 8, 4096 + 64, I, "section of strings starts at byte 4160, expected a multiple of 4096"},
+    {"section alignment", -1, SEC(QPK_SEC_STRINGS, QPK_S_OFFSET), 8, 4096 + 64, I,
+     "section of strings starts at byte 4160, expected a multiple of 4096"},
     {"section overlap", -1, SEC(QPK_SEC_TENSOR_DATA, QPK_S_OFFSET), 8, 0, I, "section of tensor data"},
     {"section overlap", -1, SEC(QPK_SEC_FILE_DATA, QPK_S_OFFSET), 8, 4096, I, "section of file data"},
     {"section outside", -1, SEC(QPK_SEC_TENSORS, QPK_S_OFFSET), 8, 1ull << 40, I, "section of tensors"},
@@ -79,20 +80,28 @@ static const bad_case cases[] = {
     {"meta name short", QPK_SEC_META, QPK_M_KEY + 4, 4, 3, I, "metadata key 0 has no proper name"},
     {"meta name empty", QPK_SEC_META, QPK_M_KEY + 4, 4, 0, I, "metadata key 0 has no proper name"},
     {"meta type", QPK_SEC_META, QPK_M_TYPE, 4, 77, U, "metadata 'model.family': unknown type 77"},
-    {"meta string", QPK_SEC_META, QPK_M_VALUE, 8, 1ull << 33, I, "metadata 'model.family': text lies outside"},
+    {"meta string", QPK_SEC_META, QPK_M_VALUE, 8, 1ull << 33, I,
+     "metadata 'model.family': text lies outside"},
     {"meta string", QPK_SEC_META, QPK_M_COUNT, 4, 4, I, "metadata 'model.family': text lies outside"},
-    {"meta count", QPK_SEC_META, REC(1, QPK_META_BYTES, QPK_M_COUNT), 4, 2, I, "'model.hidden': 2 numbers, expected 1"},
-    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_COUNT), 4, 1u << 31, I, "'model.eos': array lies outside"},
-    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_VALUE), 8, 4, I, "'model.eos': array lies outside"},
-    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_VALUE), 8, UINT64_MAX - 7, I, "'model.eos': array lies outside"},
+    {"meta count", QPK_SEC_META, REC(1, QPK_META_BYTES, QPK_M_COUNT), 4, 2, I,
+     "'model.hidden': 2 numbers, expected 1"},
+    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_COUNT), 4, 1u << 31, I,
+     "'model.eos': array lies outside"},
+    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_VALUE), 8, 4, I,
+     "'model.eos': array lies outside"},
+    {"meta array", QPK_SEC_META, REC(4, QPK_META_BYTES, QPK_M_VALUE), 8, UINT64_MAX - 7, I,
+     "'model.eos': array lies outside"},
     {"meta reserved", QPK_SEC_META, QPK_M_RESERVED, 1, 1, U, "metadata 'model.family': reserved field"},
     {"file method", QPK_SEC_FILES, QPK_F_METHOD, 4, 2, U, "side file 'config.json': unknown compression 2"},
-    {"file bomb", QPK_SEC_FILES, QPK_F_RAW_BYTES, 8, 1ull << 40, I, "side file 'config.json': 1099511627776 bytes can not come from"},
-    {"file size", QPK_SEC_FILES, QPK_F_STORED_BYTES, 8, UINT64_MAX, I, "side file 'config.json' (18446744073709551615 bytes"},
+    {"file bomb", QPK_SEC_FILES, QPK_F_RAW_BYTES, 8, 1ull << 40, I,
+     "side file 'config.json': 1099511627776 bytes can not come from"},
+    {"file size", QPK_SEC_FILES, QPK_F_STORED_BYTES, 8, UINT64_MAX, I,
+     "side file 'config.json' (18446744073709551615 bytes"},
     {"file align", QPK_SEC_FILES, QPK_F_OFFSET, 8, 1, I, "side file 'config.json' starts at byte 1"},
     {"file outside", QPK_SEC_FILES, QPK_F_OFFSET, 8, 4096, I, "side file 'config.json'"},
     {"file reserved", QPK_SEC_FILES, QPK_F_RESERVED, 8, 1, U, "side file 'config.json': reserved"},
-    {"stored size", QPK_SEC_FILES, REC(1, QPK_FILE_BYTES, QPK_F_RAW_BYTES), 8, 1, I, "side file 'empty.txt': 1 bytes can not come from 0"},
+    {"stored size", QPK_SEC_FILES, REC(1, QPK_FILE_BYTES, QPK_F_RAW_BYTES), 8, 1, I,
+     "side file 'empty.txt': 1 bytes can not come from 0"},
     {"tensor dtype", QPK_SEC_TENSORS, QPK_T_DTYPE, 2, 63, U, "unknown element type 63"},
     {"tensor dtype", QPK_SEC_TENSORS, QPK_T_DTYPE, 2, 1, U, "grid fields are set in a dense tensor"},
     {"tensor rank", QPK_SEC_TENSORS, QPK_T_N_DIMS, 1, 5, I, "5 dimensions"},
@@ -101,14 +110,17 @@ static const bad_case cases[] = {
     {"tensor shape", QPK_SEC_TENSORS, QPK_T_SHAPE, 8, 1ull << 47, I, "more than 2^48 elements"},
     {"tensor shape", QPK_SEC_TENSORS, QPK_T_SHAPE, 8, 1ull << 40, I, "sizes do not fit"},
     {"tensor shape", QPK_SEC_TENSORS, QPK_T_SHAPE, 8, 0, I, "can not be put on a grid"},
-    {"tensor rows", QPK_SEC_TENSORS, QPK_T_SHAPE, 8, 49, I, "sizes do not fit its shape and grid (expected 4 tiles of"},
+    {"tensor rows", QPK_SEC_TENSORS, QPK_T_SHAPE, 8, 49, I,
+     "sizes do not fit its shape and grid (expected 4 tiles of"},
     {"tensor cols", QPK_SEC_TENSORS, QPK_T_SHAPE + 8, 8, 63, I, "groups of 64 columns"},
     {"tensor offset", QPK_SEC_TENSORS, QPK_T_OFFSET, 8, 4097, I, "starts at byte 4097"},
     {"tensor offset", QPK_SEC_TENSORS, QPK_T_OFFSET, 8, 0, I, "is outside its section or overlaps"},
     {"tensor offset", QPK_SEC_TENSORS, QPK_T_OFFSET, 8, 1ull << 62, I, "is outside its section or overlaps"},
-    {"tensor overlap", QPK_SEC_TENSORS, REC(1, T, QPK_T_OFFSET), 8, 4096, I, "'model.layers.0.mlp.up_proj.weight' ("},
+    {"tensor overlap", QPK_SEC_TENSORS, REC(1, T, QPK_T_OFFSET), 8, 4096, I,
+     "'model.layers.0.mlp.up_proj.weight' ("},
     {"tensor bytes", QPK_SEC_TENSORS, QPK_T_BYTES, 8, 64, I, "sizes do not fit"},
-    {"dense bytes", QPK_SEC_TENSORS, REC(2, T, QPK_T_BYTES), 8, 127, I, "'model.norm.weight': 127 bytes, expected 128"},
+    {"dense bytes", QPK_SEC_TENSORS, REC(2, T, QPK_T_BYTES), 8, 127, I,
+     "'model.norm.weight': 127 bytes, expected 128"},
     {"dense grid", QPK_SEC_TENSORS, REC(2, T, QPK_T_GROUP), 8, 1, U, "grid fields are set"},
     {"layout", QPK_SEC_TENSORS, QPK_T_LAYOUT, 1, 2, U, "layout 2"},
     {"grid", QPK_SEC_TENSORS, QPK_T_GRID, 1, 2, U, "grid 2"},
@@ -146,8 +158,10 @@ START_TEST(bad_fields)
         put(file + base + (uint64_t)c->position, c->n_bytes, c->value);
         repair(file, good_bytes);
         int rc = qpk_open_memory(file, good_bytes, "F", &f, text, sizeof text);
-        ck_assert_msg(rc == c->code && strstr(text, c->text) && strncmp(text, "F: ", 3) == 0 && !strchr(text, '\n') && !f,
-                      "case %zu (%s): code %d, message '%s', expected %d and '%s'", i, c->what, rc, text, c->code, c->text);
+        ck_assert_msg(rc == c->code && strstr(text, c->text) && strncmp(text, "F: ", 3) == 0 &&
+                          !strchr(text, '\n') && !f,
+                      "case %zu (%s): code %d, message '%s', expected %d and '%s'", i, c->what, rc, text,
+                      c->code, c->text);
     }
     free(file);
 }
@@ -207,7 +221,8 @@ START_TEST(truncated)
         free(exact);
         ck_assert_int_eq(qc_file_write(path, true, good, lengths[i], &err), QC_OK);
         ck_assert_int_eq(qc_qpk_open(path, &src, &err), QC_E_INPUT);
-        ck_assert_msg(strstr(err.msg, "too short") || strstr(err.msg, "(cut short?)"), "%zu: %s", lengths[i], err.msg);
+        ck_assert_msg(strstr(err.msg, "too short") || strstr(err.msg, "(cut short?)"), "%zu: %s", lengths[i],
+                      err.msg);
     }
     unlink(path);
     free(path);
@@ -247,7 +262,8 @@ START_TEST(bad_side_file)
     char text[512], out[4096];
     qpk_file *f = NULL;
     ck_assert_int_eq(qpk_open_memory(good, good_bytes, "F", &f, NULL, 0), QPK_OK);
-    uint64_t at = qpk_file_at(f, 0)->offset, n = qpk_file_at(f, 0)->stored_bytes, raw = qpk_file_at(f, 0)->raw_bytes;
+    uint64_t at = qpk_file_at(f, 0)->offset, n = qpk_file_at(f, 0)->stored_bytes,
+             raw = qpk_file_at(f, 0)->raw_bytes;
     ck_assert_int_eq(qpk_file_at(f, 0)->method, 1);
     qpk_close(f);
     uint8_t *rec = good + section_offset(good, QPK_SEC_FILES);
@@ -256,13 +272,13 @@ START_TEST(bad_side_file)
         memcpy(copy, good, good_bytes);
         uint8_t *r = copy + (rec - good);
         if (what == 0)
-            copy[at + n / 2] ^= 0xff;                       /* rotten, checksum made right below */
+            copy[at + n / 2] ^= 0xff; /* rotten, checksum made right below */
         else if (what == 1)
-            put(r + QPK_F_RAW_BYTES, 8, raw + 1);           /* longer than what is in there */
+            put(r + QPK_F_RAW_BYTES, 8, raw + 1); /* longer than what is in there */
         else if (what == 2)
-            put(r + QPK_F_RAW_BYTES, 8, raw - 1);           /* shorter */
+            put(r + QPK_F_RAW_BYTES, 8, raw - 1); /* shorter */
         else
-            put(r + QPK_F_STORED_BYTES, 8, n - 1);          /* stream cut */
+            put(r + QPK_F_STORED_BYTES, 8, n - 1); /* stream cut */
         uint64_t stored;
         memcpy(&stored, r + QPK_F_STORED_BYTES, 8);
         put(r + QPK_F_CRC, 4, crc32_z(0, copy + at, stored));

@@ -1,5 +1,5 @@
-/* The format document and the code say the same: its worked example is what the writer writes, and a reader in
- * another language, made from the document alone, gets the same values out of our files. */
+/* The format document and the code say the same: its worked example is what the writer writes, and a reader
+ * in another language, made from the document alone, gets the same values out of our files. */
 #include "qpk_test.h"
 
 #include <zlib.h>
@@ -20,9 +20,9 @@ static size_t read_dump(const char *text, uint8_t *bytes, size_t cap_bytes)
         unsigned offset, b[16];
         line += *line == '\n';
         if (strncmp(line, "    ", 4) == 0 &&
-            sscanf(line + 4, "%8x  %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x", &offset, &b[0],
-                   &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &b[9], &b[10], &b[11], &b[12], &b[13], &b[14],
-                   &b[15]) == 17) {
+            sscanf(line + 4, "%8x  %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x %2x", &offset,
+                   &b[0], &b[1], &b[2], &b[3], &b[4], &b[5], &b[6], &b[7], &b[8], &b[9], &b[10], &b[11],
+                   &b[12], &b[13], &b[14], &b[15]) == 17) {
             ck_assert_uint_le(offset + 16, cap_bytes);
             for (int i = 0; i < 16; i++)
                 bytes[offset + (unsigned)i] = (uint8_t)b[i];
@@ -52,7 +52,8 @@ START_TEST(worked_example)
     enum { EXAMPLE_BYTES = 12688 };
     static uint8_t expected[EXAMPLE_BYTES];
     size_t n_bytes;
-    char *doc = source_path("docs/formats/qpk.md"), *text = slurp(doc, &n_bytes), *path = temp_name("example.qpk");
+    char *doc = source_path("docs/formats/qpk.md"), *text = slurp(doc, &n_bytes),
+         *path = temp_name("example.qpk");
     ck_assert_uint_eq(read_dump(text, expected, sizeof expected), 36);
     ck_assert_ptr_nonnull(strstr(text, "The whole file, 12688 bytes"));
     qc_free(text);
@@ -60,8 +61,8 @@ START_TEST(worked_example)
     char *got = slurp(path, &n_bytes);
     ck_assert_uint_eq(n_bytes, EXAMPLE_BYTES);
     for (size_t i = 0; i < n_bytes; i++)
-        ck_assert_msg((uint8_t)got[i] == expected[i], "byte 0x%zx is %02x, the document says %02x", i, (uint8_t)got[i],
-                      expected[i]);
+        ck_assert_msg((uint8_t)got[i] == expected[i], "byte 0x%zx is %02x, the document says %02x", i,
+                      (uint8_t)got[i], expected[i]);
     qc_free(got);
     qpk_file *file = NULL;
     ck_assert_int_eq(qpk_open_memory(expected, sizeof expected, "example", &file, NULL, 0), QPK_OK);
@@ -110,7 +111,8 @@ static void compare_with_python(const char *path)
         expect_line(text, "tensor", info->name, (uint32_t)crc32_z(0, (uint8_t *)y, n_bytes));
         for (int64_t a = 0; a < qpk_n_aliases(file); a++)
             if (qpk_alias_target(file, a) == i)
-                expect_line(text, "tensor", qpk_alias_name(file, a), (uint32_t)crc32_z(0, (uint8_t *)y, n_bytes));
+                expect_line(text, "tensor", qpk_alias_name(file, a),
+                            (uint32_t)crc32_z(0, (uint8_t *)y, n_bytes));
         free(y);
     }
     for (int64_t i = 0; i < qpk_n_files(file); i++) {
@@ -137,14 +139,16 @@ START_TEST(python_reader)
     ck_assert_ptr_nonnull(strstr(text, "meta factors [0.5, -2.25]\n"));
     free(text);
 
-    qc_qpk_writer *w = start(path); /* every width, both symmetries, all scale types, groups inside and over blocks */
+    qc_qpk_writer *w =
+        start(path); /* every width, both symmetries, all scale types, groups inside and over blocks */
     static const qc_dtype scale_types[] = {QC_DT_F16, QC_DT_BF16, QC_DT_F32};
     static const int64_t groups[] = {16, 32, 77, 64};
     char name[64];
     for (int i = 0; i < 48; i++) {
         int bits = i % 8 + 1;
         snprintf(name, sizeof name, "t%d", i);
-        qc_tensor_info info = grid_info(name, 16 + i % 3, 77, bits, groups[i / 12], (i / 3) % 2, scale_types[i % 3]);
+        qc_tensor_info info =
+            grid_info(name, 16 + i % 3, 77, bits, groups[i / 12], (i / 3) % 2, scale_types[i % 3]);
         qc_code_rows rows = make_rows(&info, (uint64_t)i);
         put_tensor(w, &info, &rows, 16);
         free_rows(&rows);
@@ -155,7 +159,8 @@ START_TEST(python_reader)
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(i * 37 % 59 + (i % 8 == 7 ? 3 : 0)); /* no NaN, no infinity in any type */
     for (size_t i = 0; i < sizeof dense_types / sizeof dense_types[0]; i++) {
-        qc_tensor_info info = {.name = qc_dtype_name(dense_types[i]), .dtype = dense_types[i], .n_dims = 3, .shape = {2, 3, 5}};
+        qc_tensor_info info = {
+            .name = qc_dtype_name(dense_types[i]), .dtype = dense_types[i], .n_dims = 3, .shape = {2, 3, 5}};
         put_dense(w, &info, data);
     }
     finish(w);
@@ -167,6 +172,7 @@ END_TEST
 
 int main(void)
 {
-    return run_tests("qpk_document",
-                     (test_case[]){{"worked example", worked_example}, {"python reader", python_reader}, {NULL, NULL}});
+    return run_tests(
+        "qpk_document",
+        (test_case[]){{"worked example", worked_example}, {"python reader", python_reader}, {NULL, NULL}});
 }

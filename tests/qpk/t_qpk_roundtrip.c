@@ -1,9 +1,11 @@
-/* Every grid and many shapes: what is written is what is read, bit for bit, through libqpk and through the source. */
+/* Every grid and many shapes: what is written is what is read, bit for bit, through libqpk and through the
+ * source. */
 #include "qpk_test.h"
 
-/* Compare tensor `index` of a source with what was written, for many ranges of rows, also ones that begin and end
- * inside tiles. */
-static void compare_tensor(const qc_source *src, int64_t index, const qc_tensor_info *info, const qc_code_rows *in)
+/* Compare tensor `index` of a source with what was written, for many ranges of rows, also ones that begin and
+ * end inside tiles. */
+static void compare_tensor(const qc_source *src, int64_t index, const qc_tensor_info *info,
+                           const qc_code_rows *in)
 {
     qc_err err = {0};
     const qc_tensor_info *got = src->info(src, index);
@@ -14,7 +16,8 @@ static void compare_tensor(const qc_source *src, int64_t index, const qc_tensor_
     ck_assert_int_eq(got->grid.group_elems, info->grid.group_elems);
     ck_assert_int_eq(got->grid.scale_dtype, info->grid.scale_dtype);
     qc_code_rows out = alloc_rows(info);
-    float *expected = malloc((size_t)(rows * cols) * sizeof *expected), *y = malloc((size_t)(rows * cols) * sizeof *y);
+    float *expected = malloc((size_t)(rows * cols) * sizeof *expected),
+          *y = malloc((size_t)(rows * cols) * sizeof *y);
     qc_code_rows_decode(in, &info->grid, cols, expected);
     for (int64_t row0 = 0; row0 < rows; row0 += 1 + row0 * 2)
         for (int64_t n = rows - row0; n > 0; n = n / 2) {
@@ -22,7 +25,8 @@ static void compare_tensor(const qc_source *src, int64_t index, const qc_tensor_
             ck_assert_msg(src->read_codes(src, index, row0, n, &out, &err) == QC_OK, "%s", err.msg);
             ck_assert_int_eq(out.n_rows, n);
             ck_assert_mem_eq(out.codes, in->codes + row0 * cols, (size_t)(n * cols));
-            ck_assert_mem_eq(out.scales, in->scales + row0 * n_groups, (size_t)(n * n_groups) * sizeof(float));
+            ck_assert_mem_eq(out.scales, in->scales + row0 * n_groups,
+                             (size_t)(n * n_groups) * sizeof(float));
             if (!info->grid.symmetric)
                 ck_assert_mem_eq(out.zeros, in->zeros + row0 * n_groups, (size_t)(n * n_groups));
             ck_assert_msg(src->read_rows(src, index, row0, n, y, &err) == QC_OK, "%s", err.msg);
@@ -78,7 +82,7 @@ END_TEST
 
 START_TEST(dense)
 {
-    static const qc_dtype types[] = {QC_DT_F32, QC_DT_F16, QC_DT_BF16, QC_DT_F64, QC_DT_I8,  QC_DT_U8,
+    static const qc_dtype types[] = {QC_DT_F32, QC_DT_F16, QC_DT_BF16, QC_DT_F64,  QC_DT_I8,  QC_DT_U8,
                                      QC_DT_I16, QC_DT_U16, QC_DT_I32,  QC_DT_BOOL, QC_DT_I64, QC_DT_F8_E4M3};
     static uint16_t all16[65536];
     for (int i = 0; i < 65536; i++)
@@ -89,7 +93,8 @@ START_TEST(dense)
     enum { N_TYPES = sizeof types / sizeof types[0] };
     for (size_t i = 0; i < N_TYPES; i++) {
         int64_t n_elems = 65536 * 16 / qc_dtype_bits(types[i]);
-        qc_tensor_info info = {.name = qc_dtype_name(types[i]), .dtype = types[i], .n_dims = 2, .shape = {32, n_elems / 32}};
+        qc_tensor_info info = {
+            .name = qc_dtype_name(types[i]), .dtype = types[i], .n_dims = 2, .shape = {32, n_elems / 32}};
         put_dense(w, &info, all16);
     }
     qc_tensor_info odd = {.name = "scalar", .dtype = QC_DT_F32, .n_dims = 0};
@@ -191,5 +196,6 @@ END_TEST
 
 int main(void)
 {
-    return run_tests("qpk_roundtrip", (test_case[]){{"grids", grids}, {"dense", dense}, {"tables", tables}, {NULL, NULL}});
+    return run_tests("qpk_roundtrip",
+                     (test_case[]){{"grids", grids}, {"dense", dense}, {"tables", tables}, {NULL, NULL}});
 }

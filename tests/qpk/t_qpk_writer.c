@@ -1,4 +1,5 @@
-/* The writer under trouble: no memory, no disk, killed, not allowed, called wrongly. Nothing half-written stays. */
+/* The writer under trouble: no memory, no disk, killed, not allowed, called wrongly. Nothing half-written
+ * stays. */
 #include "qpk_test.h"
 
 #include <dirent.h>
@@ -52,7 +53,8 @@ START_TEST(out_of_memory)
         rc = try_sample(path, &err);
         qc_alloc_fail_at(0);
         if (rc != QC_OK) {
-            ck_assert_msg(rc == QC_E_RESOURCE && strstr(err.msg, "out of memory"), "%ld: %d %s", n, rc, err.msg);
+            ck_assert_msg(rc == QC_E_RESOURCE && strstr(err.msg, "out of memory"), "%ld: %d %s", n, rc,
+                          err.msg);
             ck_assert_int_eq(count_files(folder), 0);
         }
     }
@@ -94,7 +96,8 @@ START_TEST(disk_full)
         int rc = try_sample(path, &err);
         limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_FSIZE, &limit);
-        ck_assert_msg(rc == QC_E_RESOURCE && strstr(err.msg, "write failed: File too large"), "%zu: %s", size, err.msg);
+        ck_assert_msg(rc == QC_E_RESOURCE && strstr(err.msg, "write failed: File too large"), "%zu: %s", size,
+                      err.msg);
         ck_assert_int_eq(count_files(folder), 1);
     }
     char *after = slurp(path, &n_again); /* the earlier artifact is untouched */
@@ -186,7 +189,8 @@ END_TEST
 
 START_TEST(published_elsewhere)
 {
-    char *folder = new_folder(), *path = in_folder(folder, "x.qpk"), *other = in_folder(folder, "x.qpk.rejected");
+    char *folder = new_folder(), *path = in_folder(folder, "x.qpk"),
+         *other = in_folder(folder, "x.qpk.rejected");
     qc_err err = {0};
     const char *temp = NULL;
     qc_qpk_writer *w = start(path);
@@ -214,7 +218,8 @@ END_TEST
     do {                                                                                                     \
         err.msg[0] = 0;                                                                                      \
         int got_ = (call);                                                                                   \
-        ck_assert_msg(got_ == (expected_code) && strstr(err.msg, (part)), "%s: %d '%s'", #call, got_, err.msg); \
+        ck_assert_msg(got_ == (expected_code) && strstr(err.msg, (part)), "%s: %d '%s'", #call, got_,        \
+                      err.msg);                                                                              \
     } while (0)
 
 START_TEST(wrong_calls)

@@ -16,7 +16,7 @@ typedef struct bench {
     qc_backend *be;
     const uint16_t *bf16; /* [n_rows, N_COLS] */
     int64_t n_rows;
-    float *w;             /* [BLOCK_ROWS, N_COLS], as codes, scales and zeros below */
+    float *w; /* [BLOCK_ROWS, N_COLS], as codes, scales and zeros below */
     uint8_t *codes, *zeros;
     float *scales;
 } bench;
@@ -41,7 +41,8 @@ static double one_pass(bench *b, const qc_quant_spec *spec, qc_quant_stats *stat
     qc_err err;
     for (int64_t r = 0; r < b->n_rows; r += BLOCK_ROWS) {
         int64_t n = b->n_rows - r < BLOCK_ROWS ? b->n_rows - r : BLOCK_ROWS;
-        qc_code_rows rows = {.codes = b->codes, .scales = b->scales, .zeros = spec->grid.symmetric ? NULL : b->zeros};
+        qc_code_rows rows = {
+            .codes = b->codes, .scales = b->scales, .zeros = spec->grid.symmetric ? NULL : b->zeros};
         if (qc_dense_to_f32(QC_DT_BF16, b->bf16 + r * N_COLS, n * N_COLS, b->w, &err) < 0 ||
             qc_rtn_rows(b->be, b->w, n, N_COLS, spec, NULL, &rows, stats, &err) < 0)
             fail(&err);
@@ -57,8 +58,11 @@ static void run_modes(bench *b)
     } grids[] = {{4, 32}, {4, 128}, {4, N_COLS}, {8, 128}, {8, N_COLS}};
     for (size_t i = 0; i < sizeof grids / sizeof grids[0]; i++)
         for (int mode = 0; mode < 4; mode++) {
-            qc_quant_spec spec = {.grid = {.kind = QC_GRID_AFFINE, .bits = grids[i].bits, .symmetric = mode < 2,
-                                           .group_elems = grids[i].group, .scale_dtype = QC_DT_F16},
+            qc_quant_spec spec = {.grid = {.kind = QC_GRID_AFFINE,
+                                           .bits = grids[i].bits,
+                                           .symmetric = mode < 2,
+                                           .group_elems = grids[i].group,
+                                           .scale_dtype = QC_DT_F16},
                                   .search = mode & 1 ? QC_SEARCH_MSE : QC_SEARCH_MINMAX};
             qc_quant_stats stats = {0};
             double best = 1e9;

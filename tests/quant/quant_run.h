@@ -59,8 +59,8 @@ static inline quant_run quantize_on(qc_backend *be, const float *w, int64_t n_ro
 }
 
 /* The same with a backend of its own; mask as for qc_cpu_set_mask. */
-static inline quant_run quantize(const char *mask, int n_threads, const float *w, int64_t n_rows, int64_t n_cols,
-                                 const qc_quant_spec *spec, const float *col_weight)
+static inline quant_run quantize(const char *mask, int n_threads, const float *w, int64_t n_rows,
+                                 int64_t n_cols, const qc_quant_spec *spec, const float *col_weight)
 {
     qc_pool *pool;
     qc_backend *be;

@@ -87,21 +87,24 @@ START_TEST(group_that_does_not_divide)
 {
     static const struct {
         int64_t group, n_cols, smaller;
-    } cases[] = {{512, 768, 384}, {128, 192, 96}, {128, 576, 96}, {64, 100, 0}, {128, 64, 64}, {1024, 16, 16}, {64, 8, 0}};
+    } cases[] = {{512, 768, 384}, {128, 192, 96}, {128, 576, 96}, {64, 100, 0},
+                 {128, 64, 64},   {1024, 16, 16}, {64, 8, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         qc_policy p = qc_policy_defaults();
         p.weights.grid.group_elems = cases[i].group;
         decision d = decide(&p, "model.layers.3.mlp.up_proj.weight", QC_TARGET_LINEAR, cases[i].n_cols);
         ck_assert_int_eq(d.rc, QC_E_UNSUPPORTED);
         char want[64];
-        snprintf(want, sizeof want, "group %d does not divide its %d inputs", (int)cases[i].group, (int)cases[i].n_cols);
+        snprintf(want, sizeof want, "group %d does not divide its %d inputs", (int)cases[i].group,
+                 (int)cases[i].n_cols);
         ck_assert_ptr_nonnull(strstr(d.err.msg, want));
         ck_assert_ptr_nonnull(strstr(d.err.msg, "'model.layers.3.mlp.up_proj.weight'"));
         /* what is advised are the answers that work, see below */
         if (cases[i].smaller)
             snprintf(want, sizeof want, "as %d or channel", (int)cases[i].smaller);
         ck_assert_ptr_nonnull(strstr(d.err.msg, cases[i].smaller ? want : "as channel"));
-        ck_assert_ptr_nonnull(strstr(d.err.msg, cases[i].smaller ? "--group-fallback smaller" : "--group-fallback channel"));
+        ck_assert_ptr_nonnull(
+            strstr(d.err.msg, cases[i].smaller ? "--group-fallback smaller" : "--group-fallback channel"));
 
         p.group_fallback = QC_GROUP_CHANNEL;
         d = decide(&p, "a", QC_TARGET_LINEAR, cases[i].n_cols);
@@ -141,7 +144,8 @@ END_TEST
 START_TEST(patterns_that_match_nothing)
 {
     const char *const names[] = {"model.layers.0.mlp.up_proj.weight", "lm_head.weight"};
-    qc_override o[] = {{.match = (char *)"lm_head", .symmetric = -1}, {.match = (char *)"*.down_proj", .symmetric = -1}};
+    qc_override o[] = {{.match = (char *)"lm_head", .symmetric = -1},
+                       {.match = (char *)"*.down_proj", .symmetric = -1}};
     char *skip[] = {(char *)"model.layers.0.*", (char *)"lm-head"};
     qc_policy p = qc_policy_defaults();
     qc_err err;

@@ -8,8 +8,12 @@
 
 static qc_quant_spec spec_of(int bits, bool symmetric, int64_t group, qc_search search)
 {
-    return (qc_quant_spec){.grid = {.kind = QC_GRID_AFFINE, .bits = bits, .symmetric = symmetric,
-                                    .group_elems = group, .scale_dtype = QC_DT_F16}, .search = search};
+    return (qc_quant_spec){.grid = {.kind = QC_GRID_AFFINE,
+                                    .bits = bits,
+                                    .symmetric = symmetric,
+                                    .group_elems = group,
+                                    .scale_dtype = QC_DT_F16},
+                           .search = search};
 }
 
 static float *decoded(const quant_run *q)
@@ -20,8 +24,9 @@ static float *decoded(const quant_run *q)
     return y;
 }
 
-/* Every value inside the range of its group's grid is off by at most half a stored step (and the rounding of the
- * decoded value itself, an ulp of it); codes are in range; every number is finite. Returns values out of range. */
+/* Every value inside the range of its group's grid is off by at most half a stored step (and the rounding of
+ * the decoded value itself, an ulp of it); codes are in range; every number is finite. Returns values out of
+ * range. */
 static int64_t check_half_step(const quant_run *q, const float *w)
 {
     float *y = decoded(q);
@@ -36,7 +41,8 @@ static int64_t check_half_step(const quant_run *q, const float *w)
         if (v < -zero - 0.5 || v > qmax - zero + 0.5)
             n_outside++;
         else
-            ck_assert_double_le(fabs((double)w[i] - (double)y[i]), fabs(s) * 0.5 + fabs((double)y[i]) * 0x1p-23);
+            ck_assert_double_le(fabs((double)w[i] - (double)y[i]),
+                                fabs(s) * 0.5 + fabs((double)y[i]) * 0x1p-23);
     }
     qc_free(y);
     return n_outside;
@@ -67,7 +73,8 @@ START_TEST(one_sided_groups)
 }
 END_TEST
 
-/* Trouble case N-4: groups of 1e-9 and of zeros beside a normal one, every scale type. N-5: rows of 0 and 1e-30. */
+/* Trouble case N-4: groups of 1e-9 and of zeros beside a normal one, every scale type. N-5: rows of 0 and
+ * 1e-30. */
 START_TEST(tiny_groups)
 {
     float w[3 * 32] = {0};
@@ -120,7 +127,8 @@ START_TEST(huge_groups)
 }
 END_TEST
 
-/* Trouble case N-10: maximum 1, scale 1/7 rounded to F16 or BF16, values beside the half steps of the *stored* scale. */
+/* Trouble case N-10: maximum 1, scale 1/7 rounded to F16 or BF16, values beside the half steps of the
+ * *stored* scale. */
 START_TEST(nearest_for_stored_scale)
 {
     static const qc_dtype dtypes[] = {QC_DT_F16, QC_DT_BF16};
@@ -199,9 +207,9 @@ START_TEST(properties)
 }
 END_TEST
 
-/* The best step of a uniform quantizer for Gaussian data. The literature has .352 sigma for 15 levels (Max 1960); a full-range
- * grid has 16 or 256 levels, one more on one side: .338 and .0308, by numerical integration of the squared error. A sample
- * of 32,768 values moves the flat optimum by up to 2 %. */
+/* The best step of a uniform quantizer for Gaussian data. The literature has .352 sigma for 15 levels (Max
+ * 1960); a full-range grid has 16 or 256 levels, one more on one side: .338 and .0308, by numerical
+ * integration of the squared error. A sample of 32,768 values moves the flat optimum by up to 2 %. */
 START_TEST(gaussian_steps)
 {
     enum { COLS = 32768 };

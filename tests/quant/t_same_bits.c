@@ -1,5 +1,5 @@
-/* Codes, scales, zeros and statistics are the same bits on every instruction set, for any number of threads and
- * however the matrix is cut into calls. */
+/* Codes, scales, zeros and statistics are the same bits on every instruction set, for any number of threads
+ * and however the matrix is cut into calls. */
 #include "quant_run.h"
 
 #include "qc_rng.h"
@@ -9,7 +9,8 @@
 static const char *const masks[] = {"", "avx512", "all"}; /* on AArch64 the first two are NEON */
 enum { N_MASKS = sizeof masks / sizeof masks[0], N_KINDS = 10 };
 
-/* Values of one kind, with some of the shapes that break kernels: zeros, denormals, one-sided, outliers, extremes. */
+/* Values of one kind, with some of the shapes that break kernels: zeros, denormals, one-sided, outliers,
+ * extremes. */
 static void fill(qc_rng *rng, float *w, int64_t n, int kind)
 {
     static const double size[N_KINDS] = {0.02, 1, 1e-9, 1e-30, 1e-42, 1e20, 3e37, 1e-6, 1, 1e-20};
@@ -39,7 +40,9 @@ static qc_quant_spec random_spec(qc_rng *rng, int64_t n_cols)
     static const int64_t groups[] = {16, 24, 32, 64, 128, 5, 1};
     static const qc_dtype dtypes[] = {QC_DT_F16, QC_DT_BF16, QC_DT_F32};
     qc_quant_spec spec = {
-        .grid = {.kind = QC_GRID_AFFINE, .bits = 2 + (int)qc_rng_below(rng, 7), .symmetric = qc_rng_below(rng, 2),
+        .grid = {.kind = QC_GRID_AFFINE,
+                 .bits = 2 + (int)qc_rng_below(rng, 7),
+                 .symmetric = qc_rng_below(rng, 2),
                  .scale_dtype = dtypes[qc_rng_below(rng, 3)]},
         .sym_rule = (qc_sym_rule)qc_rng_below(rng, 3),
         .search = qc_rng_below(rng, 3) ? QC_SEARCH_MSE : QC_SEARCH_MINMAX,
@@ -51,7 +54,8 @@ static qc_quant_spec random_spec(qc_rng *rng, int64_t n_cols)
 
 static void check_case(qc_rng *rng, int kind, int64_t n_rows, int64_t n_cols)
 {
-    float *w = qc_alloc((size_t)(n_rows * n_cols) + 1, sizeof *w), *h = qc_alloc((size_t)n_cols + 1, sizeof *h);
+    float *w = qc_alloc((size_t)(n_rows * n_cols) + 1, sizeof *w),
+          *h = qc_alloc((size_t)n_cols + 1, sizeof *h);
     ck_assert(w && h);
     fill(rng, w + 1, n_rows * n_cols, kind); /* + 1: not aligned to a vector */
     for (int64_t i = 0; i <= n_cols; i++)
@@ -66,11 +70,12 @@ static void check_case(qc_rng *rng, int kind, int64_t n_rows, int64_t n_cols)
     for (int m = 1; m < N_MASKS; m++) {
         quant_run q = quantize(masks[m], 2, w + 1, n_rows, n_cols, &spec, weights);
         ck_assert_msg(same(&first, &q),
-                      "mask '%s': kind %d, %lld x %lld, %d bits, %s, rule %d, group %lld, scales %s, search %d, weights %d",
+                      "mask '%s': kind %d, %lld x %lld, %d bits, %s, rule %d, group %lld, scales %s, search "
+                      "%d, weights %d",
                       masks[m], kind, (long long)n_rows, (long long)n_cols, spec.grid.bits,
                       spec.grid.symmetric ? "symmetric" : "asymmetric", (int)spec.sym_rule,
-                      (long long)spec.grid.group_elems, qc_dtype_name(spec.grid.scale_dtype), (int)spec.search,
-                      weights != NULL);
+                      (long long)spec.grid.group_elems, qc_dtype_name(spec.grid.scale_dtype),
+                      (int)spec.search, weights != NULL);
         quant_run_free(&q);
     }
     quant_run_free(&first);
@@ -97,8 +102,9 @@ START_TEST(threads_and_blocks)
     qc_rng rng;
     qc_rng_seed(&rng, 7);
     fill(&rng, w, ROWS * COLS, 1);
-    qc_quant_spec spec = {.grid = {.kind = QC_GRID_AFFINE, .bits = 4, .group_elems = 64, .scale_dtype = QC_DT_F16},
-                          .search = QC_SEARCH_MSE};
+    qc_quant_spec spec = {
+        .grid = {.kind = QC_GRID_AFFINE, .bits = 4, .group_elems = 64, .scale_dtype = QC_DT_F16},
+        .search = QC_SEARCH_MSE};
     quant_run one = quantize("", 1, w, ROWS, COLS, &spec, NULL);
     for (int threads = 2; threads <= 7; threads += 5) {
         quant_run q = quantize("", threads, w, ROWS, COLS, &spec, NULL);
@@ -114,7 +120,8 @@ START_TEST(threads_and_blocks)
             quant_run q = quantize_on(be, w + r * COLS, n, COLS, &spec, NULL);
             ck_assert_mem_eq(q.rows.codes, one.rows.codes + r * COLS, (size_t)(n * COLS));
             quant_run_free(&q);
-            qc_code_rows rows = {.codes = guarded((size_t)(n * COLS)), .scales = guarded((size_t)n * 12),
+            qc_code_rows rows = {.codes = guarded((size_t)(n * COLS)),
+                                 .scales = guarded((size_t)n * 12),
                                  .zeros = guarded((size_t)n * 3)};
             ck_assert_int_eq(qc_rtn_rows(be, w + r * COLS, n, COLS, &spec, NULL, &rows, &stats, NULL), 0);
             qc_free(rows.codes);

@@ -1,5 +1,5 @@
-/* RTN against vectors of an independent float64 implementation (scripts/gen_quant_vectors.py, which describes the
- * file) and against an exhaustive search of the grid. */
+/* RTN against vectors of an independent float64 implementation (scripts/gen_quant_vectors.py, which describes
+ * the file) and against an exhaustive search of the grid. */
 #include "quant_run.h"
 
 #include "qc_fp.h"
@@ -85,8 +85,9 @@ static void check_case(FILE *f, const matrix *m)
     }
 }
 
-/* The exhaustive search knows every zero and 4000 scales, unrounded. Ours tries far fewer: it must come within 5 % (measured on
- * this file: 0 to 0.13 %, and 3.2 % for 4 bit asymmetric; min-max is 8 to 38 % off). */
+/* The exhaustive search knows every zero and 4000 scales, unrounded. Ours tries far fewer: it must come
+ * within 5 % (measured on this file: 0 to 0.13 %, and 3.2 % for 4 bit asymmetric; min-max is 8 to 38 % off).
+ */
 static void check_best(FILE *f, const matrix *m)
 {
     qc_quant_spec spec = read_spec(f, m);
@@ -95,10 +96,11 @@ static void check_best(FILE *f, const matrix *m)
     quant_run minmax = quantize("", 1, m->w, m->n_rows, m->n_cols, &spec, NULL);
     spec.search = QC_SEARCH_MSE;
     quant_run q = quantize("", 1, m->w, m->n_rows, m->n_cols, &spec, NULL);
-    printf("%s: min-max %.4f, search %.4f of the exhaustive search's error\n", m->name, minmax.stats.sq_error / best,
-           q.stats.sq_error / best);
+    printf("%s: min-max %.4f, search %.4f of the exhaustive search's error\n", m->name,
+           minmax.stats.sq_error / best, q.stats.sq_error / best);
     ck_assert_double_le(q.stats.sq_error, 1.05 * best);
-    ck_assert_double_ge(q.stats.sq_error, 0.99 * best); /* less would mean that the error is not measured right */
+    ck_assert_double_ge(q.stats.sq_error,
+                        0.99 * best); /* less would mean that the error is not measured right */
     quant_run_free(&minmax);
     quant_run_free(&q);
 }

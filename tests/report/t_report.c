@@ -10,25 +10,47 @@
 static qc_event_list events;
 static qc_account_list accounts;
 static qc_evaluation evaluation;
-static qc_window_result windows[2] = {{.tokens_scored = 4, .nll = 8, .nll_reference = 4, .kld = 2, .top1_agree = 3},
-                                      {.tokens_scored = 4, .nll = NAN, .nll_reference = NAN, .kld = NAN}};
+static qc_window_result windows[2] = {
+    {.tokens_scored = 4, .nll = 8, .nll_reference = 4, .kld = 2, .top1_agree = 3},
+    {.tokens_scored = 4, .nll = NAN, .nll_reference = NAN, .kld = NAN}};
 static qc_gate gates[] = {{.name = "kld_mean", .limit = 0.1, .value = 0.05, .pass = true}};
 static qc_report_output outputs[1];
-static const qc_report_file files[] = {{"/data/models/m/model.safetensors", "aa"}, {"/data/models/m/config.json", "bb"}};
+static const qc_report_file files[] = {{"/data/models/m/model.safetensors", "aa"},
+                                       {"/data/models/m/config.json", "bb"}};
 static const qc_report_timing timings[] = {{"convert", 1.5}, {"verify", 2.5}};
 static qc_report_input input;
 static cJSON *recipe, *plan;
 
 static void setup(void)
 {
-    qc_tensor_account q = {.name = (char *)"model.layers.0.w", .rule = (char *)"linear", .action = QC_ACTION_QUANTIZED,
-                           .layer = 0, .source_dtype = QC_DT_BF16, .dtype = QC_DT_GRID, .n_rows = 2, .n_cols = 8, .bits = 4,
-                           .group_elems = 8, .bytes_in = 32, .bytes_out = 12, .sq_error = 1, .sq_weight = 100};
-    qc_tensor_account n = {.name = (char *)"model.norm", .action = QC_ACTION_COPIED, .layer = -1, .source_dtype = QC_DT_F32,
-                           .dtype = QC_DT_F32, .n_rows = 1, .n_cols = 8, .bits = 32, .bytes_in = 32, .bytes_out = 32};
+    qc_tensor_account q = {.name = (char *)"model.layers.0.w",
+                           .rule = (char *)"linear",
+                           .action = QC_ACTION_QUANTIZED,
+                           .layer = 0,
+                           .source_dtype = QC_DT_BF16,
+                           .dtype = QC_DT_GRID,
+                           .n_rows = 2,
+                           .n_cols = 8,
+                           .bits = 4,
+                           .group_elems = 8,
+                           .bytes_in = 32,
+                           .bytes_out = 12,
+                           .sq_error = 1,
+                           .sq_weight = 100};
+    qc_tensor_account n = {.name = (char *)"model.norm",
+                           .action = QC_ACTION_COPIED,
+                           .layer = -1,
+                           .source_dtype = QC_DT_F32,
+                           .dtype = QC_DT_F32,
+                           .n_rows = 1,
+                           .n_cols = 8,
+                           .bits = 32,
+                           .bytes_in = 32,
+                           .bytes_out = 32};
     ck_assert_int_eq(qc_account_add(&accounts, &q, NULL), QC_OK);
     ck_assert_int_eq(qc_account_add(&accounts, &n, NULL), QC_OK);
-    ck_assert_int_eq(qc_event_add(&events, QC_EVENT_FALLBACK, "group_fallback", "w", 2, NULL, "128 to 64"), QC_OK);
+    ck_assert_int_eq(qc_event_add(&events, QC_EVENT_FALLBACK, "group_fallback", "w", 2, NULL, "128 to 64"),
+                     QC_OK);
     qc_evaluation_init(&evaluation);
     evaluation.protocol = (char *)"gptq";
     evaluation.windows = 2;
@@ -36,11 +58,12 @@ static void setup(void)
     evaluation.per_window = windows;
     recipe = cJSON_Parse("{\"bits\": 4}");
     plan = cJSON_Parse("{\"steps\": []}");
-    outputs[0] = (qc_report_output){.artifact = {.format = "qpk", .path = "out/a.qpk", .n_bytes = 44, .sha256 = "cc"},
-                                    .accounts = &accounts,
-                                    .evaluation = &evaluation,
-                                    .gates = gates,
-                                    .n_gates = 1};
+    outputs[0] =
+        (qc_report_output){.artifact = {.format = "qpk", .path = "out/a.qpk", .n_bytes = 44, .sha256 = "cc"},
+                           .accounts = &accounts,
+                           .evaluation = &evaluation,
+                           .gates = gates,
+                           .n_gates = 1};
     input = (qc_report_input){.tool = {"qconvert", "0.1.0", "abc", "avx2", "f32"},
                               .model_path = "/data/models/m",
                               .model_family = "qwen3",
@@ -73,11 +96,12 @@ static double number(const cJSON *doc, const char *key)
 
 START_TEST(report_has_the_keys_of_version_1)
 {
-    static const char *const keys[] = {"schema",    "tool",  "model",   "recipe",         "plan",       "tensors", "layers", "events",
-                                       "evaluation", "artifacts", "gates", "timings", "peak_rss_bytes"};
-    static const char *const eval_keys[] = {"protocol", "windows",   "length",    "tokens_scored", "ids_sha256", "ppl",
-                                            "ppl_reference", "ppl_ratio", "delta_nll", "delta_nll_se", "kld_mean", "kld_p99",
-                                            "kld_max",  "top1"};
+    static const char *const keys[] = {"schema",  "tool",    "model",         "recipe",     "plan",
+                                       "tensors", "layers",  "events",        "evaluation", "artifacts",
+                                       "gates",   "timings", "peak_rss_bytes"};
+    static const char *const eval_keys[] = {
+        "protocol",  "windows",   "length",       "tokens_scored", "ids_sha256", "ppl",     "ppl_reference",
+        "ppl_ratio", "delta_nll", "delta_nll_se", "kld_mean",      "kld_p99",    "kld_max", "top1"};
     setup();
     cJSON *doc = qc_report_document(&input);
     const cJSON *item = doc->child;
@@ -107,7 +131,8 @@ START_TEST(report_has_the_keys_of_version_1)
 }
 END_TEST
 
-/* Equal runs give equal manifests wherever they ran; the embedded one knows nothing of outputs and machines. */
+/* Equal runs give equal manifests wherever they ran; the embedded one knows nothing of outputs and machines.
+ */
 START_TEST(manifest_names_no_place)
 {
     setup();
@@ -127,19 +152,22 @@ END_TEST
 
 START_TEST(gates_know_their_direction)
 {
-    static const char *const largest[] = {"ppl",     "ppl_ratio",  "delta_nll", "kld_mean",       "kld_p99", "kld_max",
-                                          "fallbacks", "size_bytes", "seconds", "peak_rss_bytes"};
+    static const char *const largest[] = {"ppl",     "ppl_ratio", "delta_nll",  "kld_mean", "kld_p99",
+                                          "kld_max", "fallbacks", "size_bytes", "seconds",  "peak_rss_bytes"};
     qc_evaluation e;
     qc_evaluation_init(&e);
     e.ppl = e.ppl_ratio = e.delta_nll = e.kld_mean = e.kld_p99 = e.kld_max = e.top1 = 0.5;
-    qc_measured m = {.evaluation = &e, .fallbacks = 0.5, .size_bytes = 0.5, .seconds = 0.5, .peak_rss_bytes = 0.5};
+    qc_measured m = {
+        .evaluation = &e, .fallbacks = 0.5, .size_bytes = 0.5, .seconds = 0.5, .peak_rss_bytes = 0.5};
     for (size_t i = 0; i < sizeof largest / sizeof largest[0]; i++) {
         ck_assert_int_eq(qc_gate_check(largest[i], 0.5, NULL), QC_OK);
-        ck_assert_msg(qc_gate_judge(largest[i], 0.5, &m).pass && qc_gate_judge(largest[i], 0.6, &m).pass, "%s", largest[i]);
+        ck_assert_msg(qc_gate_judge(largest[i], 0.5, &m).pass && qc_gate_judge(largest[i], 0.6, &m).pass,
+                      "%s", largest[i]);
         ck_assert_msg(!qc_gate_judge(largest[i], 0.4, &m).pass, "%s", largest[i]);
         ck_assert(qc_gate_judge(largest[i], 0.4, &m).value == 0.5);
     }
-    ck_assert(qc_gate_judge("top1", 0.5, &m).pass && qc_gate_judge("top1", 0.4, &m).pass && !qc_gate_judge("top1", 0.6, &m).pass);
+    ck_assert(qc_gate_judge("top1", 0.5, &m).pass && qc_gate_judge("top1", 0.4, &m).pass &&
+              !qc_gate_judge("top1", 0.6, &m).pass);
 }
 END_TEST
 

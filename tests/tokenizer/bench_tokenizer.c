@@ -35,8 +35,8 @@ static void bench_text(const qc_tokenizer *tok, const char *what, const char *te
         qc_free(ids);
     }
     qsort(s, N_RUNS, sizeof *s, compare_double);
-    printf("%-24s %9zu bytes %8lld ids %8.1f ms %7.1f MB/s\n", what, n_bytes, (long long)n_ids, s[N_RUNS / 2] * 1e3,
-           (double)n_bytes * 1e-6 / s[N_RUNS / 2]);
+    printf("%-24s %9zu bytes %8lld ids %8.1f ms %7.1f MB/s\n", what, n_bytes, (long long)n_ids,
+           s[N_RUNS / 2] * 1e3, (double)n_bytes * 1e-6 / s[N_RUNS / 2]);
 }
 
 static char *repeat(const char *unit, size_t n_bytes)
@@ -72,9 +72,12 @@ int main(int argc, char **argv)
     }
     free(json);
     qsort(s, N_RUNS, sizeof *s, compare_double);
-    printf("%-24s %9zu bytes %8lld ids %8.1f ms\n", "load", n_json, (long long)qc_tokenizer_vocab_size(tok), s[N_RUNS / 2] * 1e3);
+    printf("%-24s %9zu bytes %8lld ids %8.1f ms\n", "load", n_json, (long long)qc_tokenizer_vocab_size(tok),
+           s[N_RUNS / 2] * 1e3);
     snprintf(dir, sizeof dir, "%s/text", data ? data : ".");
-    char *text = argc > 2 ? tok_file(argv[2][0] == '/' ? "" : ".", argv[2], &n_bytes) : data ? tok_file(dir, "wikitext-2-raw.test.txt", &n_bytes) : NULL;
+    char *text = argc > 2 ? tok_file(argv[2][0] == '/' ? "" : ".", argv[2], &n_bytes)
+                 : data   ? tok_file(dir, "wikitext-2-raw.test.txt", &n_bytes)
+                          : NULL;
     if (!text)
         text = tok_file(test_data("text"), "austen-heldout.txt", &n_bytes);
     if (text)
@@ -88,7 +91,8 @@ int main(int argc, char **argv)
         {"underscores", "_", 500000},
         {"blanks", " ", 1000000},
         {"one word", "honorificabilitudinitatibus", 1000000},
-        {"CJK without blanks", "\xE4\xB8\xAD\xE6\x96\x87\xE5\xAD\x97\xE7\xAC\xA6\xE4\xB8\xB2\xE6\xB2\xA1\xE6\x9C\x89", 300000},
+        {"CJK without blanks",
+         "\xE4\xB8\xAD\xE6\x96\x87\xE5\xAD\x97\xE7\xAC\xA6\xE4\xB8\xB2\xE6\xB2\xA1\xE6\x9C\x89", 300000},
         {"marks out of order", "\xCC\x81\xCC\xA7", 1000000},
         {"U+2581", "\xE2\x96\x81", 300000},
         {"not assigned", "\xF3\xA0\x88\x80", 1000000},

@@ -1,5 +1,5 @@
-/* Small tokenizers against the ids and texts that the reference library gave (scripts/make_tokenizer_vectors.py).
- * One argument: another file of such cases. */
+/* Small tokenizers against the ids and texts that the reference library gave
+ * (scripts/make_tokenizer_vectors.py). One argument: another file of such cases. */
 #include "tok_files.h"
 
 #include "qc_json.h"
@@ -19,18 +19,21 @@ static void check_case(const cJSON *line)
     for (const cJSON *text = qc_json_get(line, "texts")->child; text; text = text->next, ids = ids->next) {
         int32_t *got = NULL;
         int64_t n = 0, i = 0;
-        ck_assert_msg(qc_tokenizer_encode(tok, text->valuestring, strlen(text->valuestring), &options, &got, &n, &err) == QC_OK,
+        ck_assert_msg(qc_tokenizer_encode(tok, text->valuestring, strlen(text->valuestring), &options, &got,
+                                          &n, &err) == QC_OK,
                       "%s: %s", name, err.msg);
         for (const cJSON *id = ids->child; id; id = id->next, i++)
-            ck_assert_msg(i < n && got[i] == (int32_t)id->valuedouble, "%s: text \"%s\" id %lld: %d, expected %d", name,
-                          text->valuestring, (long long)i, i < n ? got[i] : -1, (int)id->valuedouble);
-        ck_assert_msg(i == n, "%s: text \"%s\": %lld ids, expected %lld", name, text->valuestring, (long long)n, (long long)i);
+            ck_assert_msg(i < n && got[i] == (int32_t)id->valuedouble,
+                          "%s: text \"%s\" id %lld: %d, expected %d", name, text->valuestring, (long long)i,
+                          i < n ? got[i] : -1, (int)id->valuedouble);
+        ck_assert_msg(i == n, "%s: text \"%s\": %lld ids, expected %lld", name, text->valuestring,
+                      (long long)n, (long long)i);
         if (decoded) {
             char *back = NULL;
             size_t back_bytes = 0;
             ck_assert_int_eq(qc_tokenizer_decode(tok, got, n, false, &back, &back_bytes, &err), QC_OK);
-            ck_assert_msg(strcmp(back, decoded->valuestring) == 0, "%s: decoded \"%s\", expected \"%s\"", name, back,
-                          decoded->valuestring);
+            ck_assert_msg(strcmp(back, decoded->valuestring) == 0, "%s: decoded \"%s\", expected \"%s\"",
+                          name, back, decoded->valuestring);
             qc_free(back);
             decoded = decoded->next;
         }
@@ -43,7 +46,8 @@ static void check_case(const cJSON *line)
 START_TEST(reference_cases)
 {
     size_t n_bytes;
-    char *lines = tok_file(cases_file ? "." : test_data("tokenizers"), cases_file ? cases_file : "cases.jsonl", &n_bytes);
+    char *lines = tok_file(cases_file ? "." : test_data("tokenizers"),
+                           cases_file ? cases_file : "cases.jsonl", &n_bytes);
     ck_assert(lines != NULL);
     int n = 0;
     for (char *line = lines, *end; *line; line = end + 1, n++) {

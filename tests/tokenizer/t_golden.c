@@ -1,4 +1,5 @@
-/* Ids against the files that the reference library wrote (golden/README.md). One argument: name of the tokenizer. */
+/* Ids against the files that the reference library wrote (golden/README.md). One argument: name of the
+ * tokenizer. */
 #include "tok_files.h"
 
 #include "qc_json.h"
@@ -20,7 +21,8 @@ static char *unhex(const char *hex, size_t *ret_bytes)
     return text;
 }
 
-static void check_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes, bool special, const cJSON *expected, int line)
+static void check_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes, bool special,
+                      const cJSON *expected, int line)
 {
     qc_encode_options options = {.add_special = special};
     int32_t *ids = NULL;
@@ -31,8 +33,8 @@ static void check_ids(const qc_tokenizer *tok, const char *text, size_t n_bytes,
     ck_assert_msg(cJSON_IsArray(expected), "line %d: no ids", line);
     int64_t i = 0;
     for (const cJSON *c = expected->child; c; c = c->next, i++)
-        ck_assert_msg(i < n_ids && ids[i] == (int32_t)c->valuedouble, "%s line %d id %lld: %d, expected %d", tokenizer_name, line,
-                      (long long)i, i < n_ids ? ids[i] : -1, (int)c->valuedouble);
+        ck_assert_msg(i < n_ids && ids[i] == (int32_t)c->valuedouble, "%s line %d id %lld: %d, expected %d",
+                      tokenizer_name, line, (long long)i, i < n_ids ? ids[i] : -1, (int)c->valuedouble);
     ck_assert_msg(i == n_ids, "line %d: %lld ids, expected %lld", line, (long long)n_ids, (long long)i);
     qc_free(ids);
 }
@@ -89,7 +91,8 @@ START_TEST(whole_wikitext2)
     int32_t *ids = NULL;
     int64_t n_ids = 0;
     qc_err err = {0};
-    ck_assert_msg(qc_tokenizer_encode(tok, text, text_bytes, NULL, &ids, &n_ids, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_tokenizer_encode(tok, text, text_bytes, NULL, &ids, &n_ids, &err) == QC_OK, "%s",
+                  err.msg);
     ck_assert_int_eq(n_ids, (int64_t)qc_json_get(entry, "count")->valuedouble);
     char hex[QC_SHA256_HEX_BYTES];
     ck_assert_int_eq(qc_sha256_buffer(ids, (size_t)n_ids * sizeof *ids, hex, &err), QC_OK);
@@ -104,7 +107,8 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    const test_case cases[] = {{"golden_ids", golden_ids}, {"whole_wikitext2", whole_wikitext2}, {NULL, NULL}};
+    const test_case cases[] = {
+        {"golden_ids", golden_ids}, {"whole_wikitext2", whole_wikitext2}, {NULL, NULL}};
     tokenizer_name = argc > 1 ? argv[1] : "qwen3";
     if (!tok_folder(tokenizer_name))
         TEST_SKIP("QC_DATA is not set: this tokenizer may not be in the tree");

@@ -8,7 +8,9 @@
 
 #include <pthread.h>
 
-#define MODEL "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"abc\":4},\"merges\":[\"a b\",\"ab c\"]}"
+#define MODEL                                                                                                \
+    "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"abc\":4},\"merges\":[\"a "    \
+    "b\",\"ab c\"]}"
 
 static int load(const char *json, qc_tokenizer **ret, qc_err *err)
 {
@@ -32,7 +34,8 @@ static const char *ids_of(const qc_tokenizer *tok, const char *text, const qc_en
     int32_t *ids = NULL;
     int64_t n = 0;
     qc_err err = {0};
-    ck_assert_msg(qc_tokenizer_encode(tok, text, strlen(text), options, &ids, &n, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_tokenizer_encode(tok, text, strlen(text), options, &ids, &n, &err) == QC_OK, "%s",
+                  err.msg);
     size_t at = 0;
     line[0] = 0;
     for (int64_t i = 0; i < n && at < sizeof line - 16; i++)
@@ -49,7 +52,8 @@ static void refused(int code, const char *part_of_message, const char *json)
     qc_err err;
     int rc = load(json, &tok, &err);
     ck_assert_msg(rc == code, "code %d instead of %d (%s) for %s", rc, code, err.msg, json);
-    ck_assert_msg(strstr(err.msg, part_of_message) && strstr(err.msg, "t.json"), "\"%s\" lacks \"%s\"", err.msg, part_of_message);
+    ck_assert_msg(strstr(err.msg, part_of_message) && strstr(err.msg, "t.json"), "\"%s\" lacks \"%s\"",
+                  err.msg, part_of_message);
     ck_assert_ptr_null(tok);
 }
 
@@ -72,8 +76,10 @@ START_TEST(broken_files)
     refused(QC_E_INPUT, "merges[0]", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}");
     refused(QC_E_INPUT, "merges[0]", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[[\"a\"]]}}");
     refused(QC_E_INPUT, "merges[0]", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[7]}}");
-    refused(QC_E_INPUT, "\"x\" is not in the vocabulary", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a x\"]}}");
-    refused(QC_E_INPUT, "\"aa\" is not in the vocabulary", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}");
+    refused(QC_E_INPUT, "\"x\" is not in the vocabulary",
+            "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a x\"]}}");
+    refused(QC_E_INPUT, "\"aa\" is not in the vocabulary",
+            "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}");
     refused(QC_E_INPUT, "fuse_unk", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"fuse_unk\":1}}");
     refused(QC_E_INPUT, "added_tokens", "{" MODEL ",\"added_tokens\":{}}");
     refused(QC_E_INPUT, "content", "{" MODEL ",\"added_tokens\":[{\"id\":9}]}");
@@ -81,28 +87,37 @@ START_TEST(broken_files)
     refused(QC_E_INPUT, "no text", "{" MODEL ",\"added_tokens\":[{\"id\":9,\"content\":\"\"}]}");
     refused(QC_E_INPUT, "both have the id 1", "{" MODEL ",\"added_tokens\":[{\"id\":1,\"content\":\"x\"}]}");
     refused(QC_E_INPUT, "gives it 1", "{" MODEL ",\"added_tokens\":[{\"id\":9,\"content\":\"b\"}]}");
-    refused(QC_E_INPUT, "twice", "{" MODEL ",\"added_tokens\":[{\"id\":1,\"content\":\"b\"},{\"id\":1,\"content\":\"b\"}]}");
-    refused(QC_E_INPUT, "id 77 has no piece",
-            "{" MODEL ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},"
-            "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[77]}}}}");
-    refused(QC_E_INPUT, "no ids",
-            "{" MODEL ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},"
-            "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{}}}");
+    refused(QC_E_INPUT, "twice",
+            "{" MODEL ",\"added_tokens\":[{\"id\":1,\"content\":\"b\"},{\"id\":1,\"content\":\"b\"}]}");
+    refused(
+        QC_E_INPUT, "id 77 has no piece",
+        "{" MODEL
+        ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},"
+        "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[77]}}}}");
+    refused(
+        QC_E_INPUT, "no ids",
+        "{" MODEL
+        ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},"
+        "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{}}}");
     refused(QC_E_INPUT, "pre_tokenizer", "{" MODEL ",\"pre_tokenizer\":3}");
     refused(QC_E_INPUT, "type", "{" MODEL ",\"normalizer\":{}}");
     refused(QC_E_INPUT, "pattern", "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"content\":\"\"}}");
-    refused(QC_E_INPUT, "no object", "{" MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[null]}}");
+    refused(QC_E_INPUT, "no object",
+            "{" MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[null]}}");
     refused(QC_E_INPUT, "UTF-8", "{\"model\":{\"vocab\":{\"\xFF\":0},\"merges\":[]}}");
 }
 END_TEST
 
 START_TEST(unknown_parts)
 {
-    static const char *const normalizers[] = {"BertNormalizer", "Nmt", "Precompiled", "StripAccents", "ByteLevel", "Qwertz"};
-    static const char *const splits[] = {"Whitespace", "WhitespaceSplit", "Punctuation", "BertPreTokenizer", "UnicodeScripts"};
+    static const char *const normalizers[] = {"BertNormalizer", "Nmt",       "Precompiled",
+                                              "StripAccents",   "ByteLevel", "Qwertz"};
+    static const char *const splits[] = {"Whitespace", "WhitespaceSplit", "Punctuation", "BertPreTokenizer",
+                                         "UnicodeScripts"};
     char json[512];
     for (size_t i = 0; i < sizeof normalizers / sizeof *normalizers; i++) {
-        snprintf(json, sizeof json, "{" MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"%s\"}]}}",
+        snprintf(json, sizeof json,
+                 "{" MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"%s\"}]}}",
                  normalizers[i]);
         refused(QC_E_UNSUPPORTED, normalizers[i], json);
     }
@@ -110,28 +125,36 @@ START_TEST(unknown_parts)
         snprintf(json, sizeof json, "{" MODEL ",\"pre_tokenizer\":{\"type\":\"%s\"}}", splits[i]);
         refused(QC_E_UNSUPPORTED, splits[i], json);
     }
-    refused(QC_E_UNSUPPORTED, "RobertaProcessing", "{" MODEL ",\"post_processor\":{\"type\":\"RobertaProcessing\"}}");
+    refused(QC_E_UNSUPPORTED, "RobertaProcessing",
+            "{" MODEL ",\"post_processor\":{\"type\":\"RobertaProcessing\"}}");
     refused(QC_E_UNSUPPORTED, "CTC", "{" MODEL ",\"decoder\":{\"type\":\"CTC\"}}");
     refused(QC_E_UNSUPPORTED, "WordPiece", "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{\"a\":0}}}");
     refused(QC_E_UNSUPPORTED, "dropout", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"dropout\":0.1}}");
-    refused(QC_E_UNSUPPORTED, "end_of_word_suffix", "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"end_of_word_suffix\":\"</w>\"}}");
+    refused(QC_E_UNSUPPORTED, "end_of_word_suffix",
+            "{\"model\":{\"vocab\":{\"a\":0},\"merges\":[],\"end_of_word_suffix\":\"</w>\"}}");
     refused(QC_E_UNSUPPORTED, "NUL", "{\"model\":{\"vocab\":{\"a\\u0000b\":0},\"merges\":[]}}");
-    refused(QC_E_UNSUPPORTED, "Sometimes",
-            "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},\"behavior\":\"Sometimes\"}}");
+    refused(
+        QC_E_UNSUPPORTED, "Sometimes",
+        "{" MODEL
+        ",\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},\"behavior\":\"Sometimes\"}}");
     refused(QC_E_UNSUPPORTED, "not the last",
-            "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},{\"type\":\"Digits\"}]}}");
+            "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"ByteLevel\"},"
+                      "{\"type\":\"Digits\"}]}}");
 }
 END_TEST
 
 START_TEST(patterns_of_another_meaning)
 {
-    static const char *const patterns[] = {
-        "\\\\w+", "\\\\bx", "\\\\h",   "\\\\v",  "[a&&b]", "[a[b]]",   "x{1,3}+", "(?P<n>a)", "(?i)a", "(a", "a*", "\\\\R", "\\\\X",
-        "x{,3}",  "a|",     "\\\\1(a)", "\\\\Ka", "(*UTF)a", "(?<n>a)", "\\\\u0041"};
+    static const char *const patterns[] = {"\\\\w+",   "\\\\bx",  "\\\\h",    "\\\\v",   "[a&&b]",
+                                           "[a[b]]",   "x{1,3}+", "(?P<n>a)", "(?i)a",   "(a",
+                                           "a*",       "\\\\R",   "\\\\X",    "x{,3}",   "a|",
+                                           "\\\\1(a)", "\\\\Ka",  "(*UTF)a",  "(?<n>a)", "\\\\u0041"};
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         char json[512];
         snprintf(json, sizeof json,
-                 "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"%s\"}}}", patterns[i]);
+                 "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{"
+                           "\"Regex\":\"%s\"}}}",
+                 patterns[i]);
         refused(QC_E_UNSUPPORTED, "pattern", json);
     }
 }
@@ -145,13 +168,14 @@ START_TEST(invalid_text)
     static const struct {
         const char *text;
         const char *offset;
-    } bad[] = {{"a\xE6\xAD", "offset 1"},     {"ab\xE2\x80", "offset 2"}, {"\xFF", "offset 0"},
+    } bad[] = {{"a\xE6\xAD", "offset 1"},   {"ab\xE2\x80", "offset 2"},    {"\xFF", "offset 0"},
                {"abc\xC0\x80", "offset 3"}, {"a\xED\xA0\x80", "offset 1"}, {"ab\xF0\x9F\x91", "offset 2"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         qc_err err = {0};
         int32_t *ids = NULL;
         int64_t n = 0;
-        ck_assert_int_eq(qc_tokenizer_encode(tok, bad[i].text, strlen(bad[i].text), NULL, &ids, &n, &err), QC_E_INPUT);
+        ck_assert_int_eq(qc_tokenizer_encode(tok, bad[i].text, strlen(bad[i].text), NULL, &ids, &n, &err),
+                         QC_E_INPUT);
         ck_assert_msg(strstr(err.msg, bad[i].offset) != NULL, "%s", err.msg);
         ck_assert_ptr_null(ids);
     }
@@ -162,8 +186,9 @@ END_TEST
 
 START_TEST(stored_ids_and_holes)
 {
-    qc_tokenizer *tok = must_load("{" MODEL ",\"added_tokens\":[{\"id\":120,\"content\":\"<x>\",\"special\":true},"
-                                  "{\"id\":150,\"content\":\"<y>\",\"special\":false}]}");
+    qc_tokenizer *tok =
+        must_load("{" MODEL ",\"added_tokens\":[{\"id\":120,\"content\":\"<x>\",\"special\":true},"
+                  "{\"id\":150,\"content\":\"<y>\",\"special\":false}]}");
     ck_assert_int_eq(qc_tokenizer_vocab_size(tok), 151);
     ck_assert_str_eq(ids_of(tok, "<x>ab<y>", NULL), "120 3 150");
     ck_assert_str_eq(qc_tokenizer_piece(tok, 150), "<y>");
@@ -174,7 +199,8 @@ START_TEST(stored_ids_and_holes)
     ck_assert_int_eq(qc_tokenizer_token_id(tok, "abc"), 4);
     ck_assert_int_eq(qc_tokenizer_token_id(tok, "zz"), -1);
     ck_assert(qc_tokenizer_is_special(tok, 120));
-    ck_assert(!qc_tokenizer_is_special(tok, 150) && !qc_tokenizer_is_special(tok, 0) && !qc_tokenizer_is_special(tok, 9999));
+    ck_assert(!qc_tokenizer_is_special(tok, 150) && !qc_tokenizer_is_special(tok, 0) &&
+              !qc_tokenizer_is_special(tok, 9999));
     const int32_t ids[] = {120, 3, 119, 150}, outside[] = {151}, negative[] = {-1};
     char *text = NULL;
     size_t n_bytes = 0;
@@ -195,8 +221,9 @@ END_TEST
 
 START_TEST(special_text_option)
 {
-    qc_tokenizer *tok = must_load("{" MODEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<a>\",\"special\":true},"
-                                  "{\"id\":6,\"content\":\"(a)\",\"special\":false}]}");
+    qc_tokenizer *tok =
+        must_load("{" MODEL ",\"added_tokens\":[{\"id\":5,\"content\":\"<a>\",\"special\":true},"
+                  "{\"id\":6,\"content\":\"(a)\",\"special\":false}]}");
     ck_assert_str_eq(ids_of(tok, "b<a>(a)", NULL), "1 5 6");
     ck_assert_str_eq(ids_of(tok, "b<a>(a)", &(qc_encode_options){.plain_special = true}), "1 0 6");
     ck_assert_str_eq(ids_of(tok, "", &(qc_encode_options){.add_special = true}), "");
@@ -219,7 +246,9 @@ END_TEST
 
 /* ---- tokenizer_config.json ---- */
 
-#define SPECIALS ",\"added_tokens\":[{\"id\":5,\"content\":\"<s>\",\"special\":true},{\"id\":6,\"content\":\"</s>\",\"special\":true}]"
+#define SPECIALS                                                                                             \
+    ",\"added_tokens\":[{\"id\":5,\"content\":\"<s>\",\"special\":true},{\"id\":6,\"content\":\"</"          \
+    "s>\",\"special\":true}]"
 #define TEMPLATE                                                                                             \
     ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},"  \
     "{\"Sequence\":{\"id\":\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[5]}}}"
@@ -228,7 +257,8 @@ static void with_config(const char *json, const char *config, const char *expect
 {
     qc_tokenizer *tok = must_load(json);
     qc_err err = {0};
-    ck_assert_msg(qc_tokenizer_apply_config(tok, config, strlen(config), "c.json", &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_tokenizer_apply_config(tok, config, strlen(config), "c.json", &err) == QC_OK, "%s",
+                  err.msg);
     ck_assert_str_eq(ids_of(tok, "ab", &(qc_encode_options){.add_special = true}), expected_ids);
     ck_assert_str_eq(ids_of(tok, "ab", NULL), "3");
     ck_assert_int_eq(qc_tokenizer_bos(tok), bos);
@@ -256,9 +286,11 @@ START_TEST(config_flags)
     with_config(with_bos, "{\"bos_token\":\"<s>\"}", "5 3", 5, -1);
     with_config(with_bos, yes, "5 3", 5, -1);
     with_config(with_bos, no, "3", -1, -1);
-    with_config(with_bos, "{\"add_bos_token\":null,\"add_eos_token\":true,\"eos_token\":\"</s>\"}", "5 3 6", 5, 6);
+    with_config(with_bos, "{\"add_bos_token\":null,\"add_eos_token\":true,\"eos_token\":\"</s>\"}", "5 3 6",
+                5, 6);
     with_config(plain, "{\"add_bos_token\":false,\"bos_token\":null}", "3", -1, -1);
-    with_config(plain, "{\"model_max_length\":1000000000000000019884624838656,\"add_bos_token\":false}", "3", -1, -1);
+    with_config(plain, "{\"model_max_length\":1000000000000000019884624838656,\"add_bos_token\":false}", "3",
+                -1, -1);
     with_config(plain, "{\"model_max_length\":1e30}", "3", -1, -1);
     bad_config("{\"add_bos_token\":true}", "bos_token");
     bad_config("{\"add_bos_token\":true,\"bos_token\":\"<zz>\"}", "<zz>");
@@ -273,8 +305,9 @@ static int side_file(const qc_source *src, const char *name, char **ret, size_t 
 {
     (void)err;
     const char *text = strcmp(name, "tokenizer.json") == 0 && src->n_tensors ? "{" MODEL SPECIALS "}"
-                       : strcmp(name, "tokenizer_config.json") == 0          ? "{\"add_bos_token\":true,\"bos_token\":\"<s>\"}"
-                                                                             : NULL;
+                       : strcmp(name, "tokenizer_config.json") == 0
+                           ? "{\"add_bos_token\":true,\"bos_token\":\"<s>\"}"
+                           : NULL;
     *ret = text ? qc_strdup(text) : NULL;
     *ret_bytes = text ? strlen(text) : 0;
     return QC_OK;
@@ -349,7 +382,8 @@ static void check_linear(const qc_tokenizer *tok, const char *unit, size_t n_byt
     for (size_t i = 0; i < n_bytes; i++)
         text[i] = unit[i % n];
     uint64_t steps = steps_of(tok, text, n_bytes);
-    ck_assert_msg(steps <= 4 * (uint64_t)n_bytes + 64, "%llu steps for %zu bytes of \"%s\"", (unsigned long long)steps, n_bytes, unit);
+    ck_assert_msg(steps <= 4 * (uint64_t)n_bytes + 64, "%llu steps for %zu bytes of \"%s\"",
+                  (unsigned long long)steps, n_bytes, unit);
     free(text);
 }
 
@@ -418,7 +452,8 @@ START_TEST(equals_plain_bpe)
         at += (size_t)sprintf(json + at, "},\"merges\":[");
         bool taken[30][30] = {{false}};
         for (int k = 0, n = 0; k < 400; k++) {
-            int a = (int)qc_rng_below(&rng, (uint64_t)n_pieces), b = (int)qc_rng_below(&rng, (uint64_t)n_pieces);
+            int a = (int)qc_rng_below(&rng, (uint64_t)n_pieces),
+                b = (int)qc_rng_below(&rng, (uint64_t)n_pieces);
             if (strlen(pieces[a]) + strlen(pieces[b]) > 4 || taken[a][b])
                 continue;
             taken[a][b] = true;
@@ -487,12 +522,17 @@ START_TEST(threads_agree)
 END_TEST
 
 static const char every_part[] =
-    "{" MODEL SPECIALS TEMPLATE ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"},"
-    "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":\"b\"},{\"type\":\"Prepend\",\"prepend\":\"a\"}]},"
-    "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\s+\"},"
+    "{" MODEL SPECIALS TEMPLATE
+    ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"NFC\"},{\"type\":\"Lowercase\"},"
+    "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":\"b\"},{\"type\":\"Prepend\","
+    "\"prepend\":\"a\"}]},"
+    "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+    "\"\\\\s+\"},"
     "\"behavior\":\"Isolated\"},{\"type\":\"Metaspace\",\"replacement\":\"_\"},{\"type\":\"ByteLevel\"}]},"
-    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"b\"},"
-    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
+    "\"content\":\"b\"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},{\"type\":\"Strip\",\"content\":\" "
+    "\",\"start\":1,\"stop\":0},"
     "{\"type\":\"ByteLevel\"}]}}";
 
 /* Load, encode and decode once; every resource is given back whatever fails. */
@@ -510,7 +550,8 @@ static int whole_life(void)
     if (rc == QC_OK)
         rc = qc_tokenizer_apply_config(tok, config, sizeof config - 1, "c.json", &err);
     if (rc == QC_OK)
-        rc = qc_tokenizer_encode(tok, text, sizeof text - 1, &(qc_encode_options){.add_special = true}, &ids, &n, &err);
+        rc = qc_tokenizer_encode(tok, text, sizeof text - 1, &(qc_encode_options){.add_special = true}, &ids,
+                                 &n, &err);
     if (rc == QC_OK)
         rc = qc_tokenizer_decode(tok, ids, n, false, &back, &back_bytes, &err);
     qc_free(back);
