@@ -36,4 +36,7 @@
 /* Effects of ablations are written with four digits in golden.json; relative. */
 #define TOL_STATED_CHANGE 1e-3
 
+/* Sums of at most some hundred doubles in another order, then exp: relative. */
+#define TOL_SUMMARY 1e-12
+
 #endif

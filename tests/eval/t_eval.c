@@ -146,6 +146,74 @@ START_TEST(same_bits)
 }
 END_TEST
 
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Figures of a pair, computed here from the token scores: perplexities, the larger of the token-wise and the
+ * window-clustered standard error, 99th percentile by linear interpolation, agreement. */
+START_TEST(pair_figures)
+{
+    enum { WINDOWS = 8, LENGTH = 12, SCORED = WINDOWS * (LENGTH - 1) };
+    fixture f, g;
+    setup(&f, "qwen2", 2);
+    setup(&g, "qwen3-untied", 2);
+    int64_t lengths[WINDOWS];
+    for (int i = 0; i < WINDOWS; i++)
+        lengths[i] = LENGTH;
+    qc_windows w = {.ids = f.ids, .lengths = lengths, .n_windows = WINDOWS, .length = LENGTH};
+    qc_sequences seqs = {.ids = f.ids, .lengths = lengths, .n_sequences = WINDOWS};
+    qc_token_score s[SCORED];
+    qc_evaluation e;
+    qc_err err = {0};
+    ck_assert_int_eq(qc_eval_tokens(f.be, &f.model, &g.model, &seqs, NULL, s, &err), QC_OK);
+    ck_assert_int_eq(qc_evaluate(f.be, &f.model, &g.model, &w, NULL, &e, &err), QC_OK);
+    double sum_a = 0, sum_b = 0, kld = 0, d[SCORED], sorted[SCORED], per_window[WINDOWS] = {0};
+    int agree = 0;
+    for (int i = 0; i < SCORED; i++) {
+        sum_a += (double)s[i].nll_a;
+        sum_b += (double)s[i].nll_b;
+        kld += (double)s[i].kld;
+        agree += s[i].top_a == s[i].top_b;
+        d[i] = (double)s[i].nll_b - (double)s[i].nll_a;
+        per_window[i / (LENGTH - 1)] += d[i] / (LENGTH - 1);
+        sorted[i] = (double)s[i].kld;
+    }
+    double delta = (sum_b - sum_a) / SCORED, var = 0, var_windows = 0;
+    for (int i = 0; i < SCORED; i++)
+        var += (d[i] - delta) * (d[i] - delta) / (SCORED - 1);
+    for (int i = 0; i < WINDOWS; i++)
+        var_windows += (per_window[i] - delta) * (per_window[i] - delta) / (WINDOWS - 1);
+    double se = fmax(sqrt(var / SCORED), sqrt(var_windows / WINDOWS));
+    qsort(sorted, SCORED, sizeof *sorted, ascending);
+    double at = 0.99 * (SCORED - 1),
+           p99 = sorted[(int)at] + (at - (int)at) * (sorted[(int)at + 1] - sorted[(int)at]);
+    const struct {
+        const char *name;
+        double got, want;
+    } figures[] = {
+        {"ppl", e.ppl, exp(sum_b / SCORED)},
+        {"ppl_reference", e.ppl_reference, exp(sum_a / SCORED)},
+        {"ppl_ratio", e.ppl_ratio, exp(delta)},
+        {"delta_nll", e.delta_nll, delta},
+        {"delta_nll_se", e.delta_nll_se, se},
+        {"kld_mean", e.kld_mean, kld / SCORED},
+        {"kld_p99", e.kld_p99, p99},
+        {"kld_max", e.kld_max, sorted[SCORED - 1]},
+        {"top1", e.top1, (double)agree / SCORED},
+    };
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++)
+        ck_assert_msg(fabs(figures[i].got - figures[i].want) <= TOL_SUMMARY * fabs(figures[i].want),
+                      "%s: %.15g, expected %.15g", figures[i].name, figures[i].got, figures[i].want);
+    ck_assert(e.kld_mean > 0 && e.delta_nll_se > 0);
+    qc_evaluation_clear(&e);
+    teardown(&f);
+    teardown(&g);
+}
+END_TEST
+
 START_TEST(refusals)
 {
     fixture f;
@@ -166,8 +234,12 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"golden_nll", golden_nll}, {"ragged", ragged_sequences},
-                               {"self", self_is_zero},     {"same_bits", same_bits},
-                               {"refusals", refusals},     {NULL, NULL}};
+    const test_case cases[] = {{"golden_nll", golden_nll},
+                               {"ragged", ragged_sequences},
+                               {"self", self_is_zero},
+                               {"same_bits", same_bits},
+                               {"pair_figures", pair_figures},
+                               {"refusals", refusals},
+                               {NULL, NULL}};
     return run_tests("eval", cases);
 }

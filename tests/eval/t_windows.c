@@ -80,8 +80,7 @@ START_TEST(golden_windows)
 }
 END_TEST
 
-/* A second model that differs: the demo model with its layers cut to 5 is not expressible, so the pair is the
- * model against itself for zeros; formulas are checked on token scores of two tiny models. */
+/* The formulas over two different models are checked in t_eval.c. */
 START_TEST(pair_statistics)
 {
     fixture f;
