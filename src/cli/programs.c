@@ -45,7 +45,8 @@ static const qc_opt qconvert_opts[] = {
     {"threads", 't', .key = "run.threads"},
     {"memory", .key = "run.memory"},
     {"allow-nonfinite", .key = "run.allow_nonfinite", .value = "true",
-     .help = "go on when weights hold NaN or infinity"},
+     .help = "leave matrices with NaN or infinity in 16 bit instead of refusing them; measuring such a model "
+             "fails: --no-verify"},
     {"demo", .group = "Run",
      .help = "convert the small model that comes with the program; without -o into the folder "
              "qconvert-demo, whose files are replaced"},

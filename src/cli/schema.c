@@ -164,7 +164,8 @@ static const qc_key run_keys[] = {
     {"scratch", QC_KEY_PATH, FIELD(S, scratch),
      .help = "folder for scratch files; without it $TMPDIR, then /tmp"},
     {"allow_nonfinite", QC_KEY_BOOL, FIELD(S, allow_nonfinite), .deflt = "false", .artifact = true,
-     .help = "go on when weights hold NaN or infinity"},
+     .help = "leave matrices with NaN or infinity in 16 bit instead of refusing them; measuring such a model "
+             "fails, so verify.enabled must be false"},
     {0}
 #undef S
 };
