@@ -276,9 +276,12 @@ static int bind_map(binder *b, const qc_key *table, const qc_node *node, void *b
         QC_TRY(bind_key(b, key, c, base, err));
         b->path[cut] = 0;
     }
-    for (const qc_key *key = table; key->name; key++)
+    for (const qc_key *key = table; key->name; key++) {
         if (key->required && !qc_node_child(node, key->name, strlen(key->name)))
             return qc_node_fail(node->at, err, "%s: '%s' is missing", b->path, key->name);
+        if (key->selector && !node->first->next)
+            return qc_node_fail(node->at, err, "%s: '%s' alone sets nothing", b->path, key->name);
+    }
     return QC_OK;
 }
 

@@ -89,7 +89,8 @@ static const qc_key gptq_keys[] = {
 
 static const qc_key override_keys[] = {
 #define S qc_override
-    {"match", QC_KEY_STRING, FIELD(S, match), .required = true, .help = "glob over tensor names (* ? [...])"},
+    {"match", QC_KEY_STRING, FIELD(S, match), .required = true, .selector = true,
+     .help = "glob over tensor names (* ? [...])"},
     {"bits", QC_KEY_INT, FIELD(S, bits), .min = 2, .max = 8, .words = "16", .word_value = 16, .unit = "bits",
      .help = "bits per weight; 16 leaves the tensor as it is"},
     {"group", QC_KEY_INT, FIELD(S, group), .min = 16, .max = 1024, .multiple = 8, .words = "channel",

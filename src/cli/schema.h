@@ -44,6 +44,7 @@ struct qc_key {
     const char *deflt; /* default as text, NULL = unset */
     const char *help;
     bool required; /* in an element of a list */
+    bool selector; /* required, and without another key beside it a slip of the pen */
     bool optional; /* MAP: absent is different from all defaults */
     bool artifact; /* decides bytes of the artifacts; on a MAP or LIST it holds for everything below */
 };

@@ -215,8 +215,8 @@ START_TEST(wrong_content)
         {"quantize: {skip: [[a]]}\n", "r.yaml:1:19: quantize.skip[0]: a string is expected"},
         {"quantize: {skip: [a, ]}\nrun: {threads: -1}\n", "r.yaml:2:16: run.threads: -1 is out of range"},
         {"quantize: {overrides: [{bits: 8}]}\n", "r.yaml:1:24: quantize.overrides[0]: 'match' is missing"},
-        {"quantize: {overrides: [{match: a}, {match: b, bits: 12}]}\n",
-         "r.yaml:1:53: quantize.overrides[1].bits: 12 is out of range"},
+        {"quantize: {overrides: [{match: a, bits: 8}, {match: b, bits: 12}]}\n",
+         "r.yaml:1:62: quantize.overrides[1].bits: 12 is out of range"},
         {"quantize: {overrides: [{match: }]}\n",
          "r.yaml:1:32: quantize.overrides[0].match: a value is needed"},
         {"quantize: {overrides: [a]}\n", "r.yaml:1:24: quantize.overrides[0]: a mapping is expected"},
@@ -224,6 +224,8 @@ START_TEST(wrong_content)
         {"emit: [{path: ''}]\n", "r.yaml:1:15: emit[0].path: empty path"},
         {"model: ''\n", "r.yaml:1:8: model: empty path"},
         {"model: [a, b]\n", "r.yaml:1:8: model: a list where path is expected"},
+        {"quantize: {overrides: [{match: x, bits: 8}, {match: y}]}\n",
+         "r.yaml:1:45: quantize.overrides[1]: 'match' alone sets nothing"},
     };
     check_bad(cases, N(cases), QC_E_INPUT);
 }
