@@ -26,6 +26,14 @@ void qc_json_watch(void)
     out_of_memory = false;
 }
 
+cJSON *qc_json_add_item(cJSON *list, cJSON *item)
+{
+    if (cJSON_AddItemToArray(list, item))
+        return item;
+    cJSON_Delete(item);
+    return NULL;
+}
+
 cJSON *qc_json_watched(cJSON *doc)
 {
     if (!out_of_memory)

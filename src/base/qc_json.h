@@ -31,6 +31,9 @@ bool qc_json_int(const cJSON *item, int64_t *ret);
  * qc_json_watch before, and qc_json_watched on the result: NULL (document freed) if an allocation of this
  * thread failed in between. */
 void qc_json_watch(void);
+/* Append an item (taken over, freed if it can not be attached) to an array and return it; NULL is passed on.
+ */
+cJSON *qc_json_add_item(cJSON *list, cJSON *item);
 cJSON *qc_json_watched(cJSON *doc);
 
 /* Two-space-indented text with a final newline (numbers with 17 digits where needed, NaN and infinities as

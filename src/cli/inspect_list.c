@@ -35,15 +35,6 @@ static void type_text(const qc_tensor_info *info, char *ret, size_t ret_bytes)
                  g->symmetric ? "sym" : "asym", qc_dtype_name(g->scale_dtype));
 }
 
-static void shape_text(const qc_tensor_info *info, char *ret, size_t ret_bytes)
-{
-    size_t n = (size_t)snprintf(ret, ret_bytes, "[");
-    for (int i = 0; i < info->n_dims && n < ret_bytes; i++)
-        n += (size_t)snprintf(ret + n, ret_bytes - n, "%s%" PRId64, i ? ", " : "", info->shape[i]);
-    if (n < ret_bytes)
-        snprintf(ret + n, ret_bytes - n, "]");
-}
-
 /* Names come from files: what would disturb a terminal is shown as "?". */
 static void print_name(const char *name, int width)
 {
@@ -64,7 +55,7 @@ static void print_table(const qc_source *src)
     for (int64_t i = 0; i < src->n_tensors; i++) {
         const qc_tensor_info *info = src->info(src, i);
         type_text(info, type, sizeof type);
-        shape_text(info, shape, sizeof shape);
+        qc_shape_text(info->shape, info->n_dims, shape, sizeof shape);
         int lengths[4] = {(int)strlen(info->name), (int)strlen(type), (int)strlen(shape),
                           snprintf(bytes, sizeof bytes, "%" PRIu64, info->n_bytes)};
         for (int k = 0; k < 4; k++)
@@ -78,7 +69,7 @@ static void print_table(const qc_source *src)
     for (int64_t i = 0; i < src->n_tensors; i++) {
         const qc_tensor_info *info = src->info(src, i);
         type_text(info, type, sizeof type);
-        shape_text(info, shape, sizeof shape);
+        qc_shape_text(info->shape, info->n_dims, shape, sizeof shape);
         print_name(info->name, widths[0]);
         printf("  %-*s  %-*s  %*" PRIu64 "\n", widths[1], type, widths[2], shape, widths[3], info->n_bytes);
     }
@@ -87,66 +78,48 @@ static void print_table(const qc_source *src)
         src->n_tensors, n_elems, n_bytes, n_elems ? 8 * (double)n_bytes / (double)n_elems : 0, src->format);
 }
 
-/* False when out of memory; the same for the ones below. */
-static bool add_grid(cJSON *item, const qc_grid *g)
+static void add_tensor(cJSON *list, const qc_tensor_info *info)
 {
+    const qc_grid *g = &info->grid;
+    cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
+    cJSON_AddStringToObject(item, "name", info->name);
+    cJSON_AddStringToObject(item, "dtype", qc_dtype_name(info->dtype));
+    cJSON *shape = cJSON_AddArrayToObject(item, "shape");
+    for (int i = 0; i < info->n_dims; i++)
+        qc_json_add_item(shape, cJSON_CreateNumber((double)info->shape[i]));
+    cJSON_AddNumberToObject(item, "bytes", (double)info->n_bytes);
+    if (info->dtype != QC_DT_GRID)
+        return;
     cJSON *grid = cJSON_AddObjectToObject(item, "grid");
-    return grid && cJSON_AddNumberToObject(grid, "bits", g->bits) &&
-           cJSON_AddBoolToObject(grid, "symmetric", g->symmetric) &&
-           cJSON_AddNumberToObject(grid, "group", (double)g->group_elems) &&
-           cJSON_AddStringToObject(grid, "scale", qc_dtype_name(g->scale_dtype));
-}
-
-static bool add_tensor(cJSON *list, const qc_tensor_info *info)
-{
-    cJSON *item = cJSON_CreateObject();
-    if (!item || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return false;
-    }
-    cJSON *shape = NULL;
-    if (!cJSON_AddStringToObject(item, "name", info->name) ||
-        !cJSON_AddStringToObject(item, "dtype", qc_dtype_name(info->dtype)) ||
-        !(shape = cJSON_AddArrayToObject(item, "shape")))
-        return false;
-    for (int i = 0; i < info->n_dims; i++) {
-        cJSON *dim = cJSON_CreateNumber((double)info->shape[i]);
-        if (!dim || !cJSON_AddItemToArray(shape, dim)) {
-            cJSON_Delete(dim);
-            return false;
-        }
-    }
-    return cJSON_AddNumberToObject(item, "bytes", (double)info->n_bytes) &&
-           (info->dtype != QC_DT_GRID || add_grid(item, &info->grid));
+    cJSON_AddNumberToObject(grid, "bits", g->bits);
+    cJSON_AddBoolToObject(grid, "symmetric", g->symmetric);
+    cJSON_AddNumberToObject(grid, "group", (double)g->group_elems);
+    cJSON_AddStringToObject(grid, "scale", qc_dtype_name(g->scale_dtype));
 }
 
 static cJSON *source_json(const qc_source *src)
 {
-    cJSON *doc = cJSON_CreateObject(), *list = NULL, *totals = NULL;
     int64_t n_elems = 0;
     uint64_t n_bytes = 0;
-    bool ok = doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) &&
-              cJSON_AddStringToObject(doc, "path", src->path) &&
-              cJSON_AddStringToObject(doc, "format", src->format) &&
-              (list = cJSON_AddArrayToObject(doc, "tensors"));
-    for (int64_t i = 0; ok && i < src->n_tensors; i++) {
+    qc_json_watch();
+    cJSON *doc = cJSON_CreateObject();
+    cJSON_AddNumberToObject(doc, "version", JSON_VERSION);
+    cJSON_AddStringToObject(doc, "path", src->path);
+    cJSON_AddStringToObject(doc, "format", src->format);
+    cJSON *list = cJSON_AddArrayToObject(doc, "tensors");
+    for (int64_t i = 0; i < src->n_tensors; i++) {
         const qc_tensor_info *info = src->info(src, i);
-        ok = add_tensor(list, info);
+        add_tensor(list, info);
         n_elems += qc_tensor_n_elems(info);
         n_bytes += info->n_bytes;
     }
-    ok = ok && (totals = cJSON_AddObjectToObject(doc, "totals")) &&
-         cJSON_AddNumberToObject(totals, "tensors", (double)src->n_tensors) &&
-         cJSON_AddNumberToObject(totals, "elements", (double)n_elems) &&
-         cJSON_AddNumberToObject(totals, "bytes", (double)n_bytes);
-    if (!ok) {
-        cJSON_Delete(doc);
-        return NULL;
-    }
-    return doc;
+    cJSON *totals = cJSON_AddObjectToObject(doc, "totals");
+    cJSON_AddNumberToObject(totals, "tensors", (double)src->n_tensors);
+    cJSON_AddNumberToObject(totals, "elements", (double)n_elems);
+    cJSON_AddNumberToObject(totals, "bytes", (double)n_bytes);
+    return qc_json_watched(doc);
 }
 
-/* Print and free a document; NULL counts as out of memory. */
 int qc_inspect_list(const char *path, bool json, qc_err *err)
 {
     qc_source *src;
@@ -215,15 +188,15 @@ static int check_source(const qc_source *src, uint64_t *ret_bytes, qc_err *err)
 
 static cJSON *check_json(const qc_source *src, uint64_t n_bytes)
 {
+    qc_json_watch();
     cJSON *doc = cJSON_CreateObject();
-    if (doc && cJSON_AddNumberToObject(doc, "version", JSON_VERSION) &&
-        cJSON_AddStringToObject(doc, "path", src->path) &&
-        cJSON_AddStringToObject(doc, "format", src->format) && cJSON_AddBoolToObject(doc, "ok", true) &&
-        cJSON_AddNumberToObject(doc, "tensors", (double)src->n_tensors) &&
-        cJSON_AddNumberToObject(doc, "bytes", (double)n_bytes))
-        return doc;
-    cJSON_Delete(doc);
-    return NULL;
+    cJSON_AddNumberToObject(doc, "version", JSON_VERSION);
+    cJSON_AddStringToObject(doc, "path", src->path);
+    cJSON_AddStringToObject(doc, "format", src->format);
+    cJSON_AddBoolToObject(doc, "ok", true);
+    cJSON_AddNumberToObject(doc, "tensors", (double)src->n_tensors);
+    cJSON_AddNumberToObject(doc, "bytes", (double)n_bytes);
+    return qc_json_watched(doc);
 }
 
 int qc_inspect_check(const char *path, bool json, qc_err *err)
@@ -250,13 +223,9 @@ static int hash_file(const char *path, cJSON *list, qc_err *err)
         printf("%s  %s\n", hex, path);
         return QC_OK;
     }
-    cJSON *item = cJSON_CreateObject();
-    if (!item || !cJSON_AddItemToArray(list, item)) {
-        cJSON_Delete(item);
-        return qc_fail_nomem(err, "json", 0);
-    }
-    if (!cJSON_AddStringToObject(item, "path", path) || !cJSON_AddStringToObject(item, "sha256", hex))
-        return qc_fail_nomem(err, "json", 0);
+    cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
+    cJSON_AddStringToObject(item, "path", path);
+    cJSON_AddStringToObject(item, "sha256", hex);
     return QC_OK;
 }
 
@@ -325,16 +294,17 @@ int qc_inspect_hash(const char *path, bool json, qc_err *err)
 {
     cJSON *doc = NULL, *list = NULL;
     if (json) {
+        qc_json_watch();
         doc = cJSON_CreateObject();
-        if (!doc || !cJSON_AddNumberToObject(doc, "version", JSON_VERSION) ||
-            !(list = cJSON_AddArrayToObject(doc, "files"))) {
+        cJSON_AddNumberToObject(doc, "version", JSON_VERSION);
+        if (!(list = cJSON_AddArrayToObject(doc, "files"))) {
             cJSON_Delete(doc);
             return qc_fail_nomem(err, "json", 0);
         }
     }
     int rc = qc_path_is_dir(path) ? hash_folder(path, list, err) : hash_file(path, list, err);
     if (rc == QC_OK && json)
-        return qc_print_json(doc, err);
+        return qc_print_json(qc_json_watched(doc), err);
     cJSON_Delete(doc);
     return rc;
 }

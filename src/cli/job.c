@@ -2,13 +2,13 @@
 
 #include "backend.h"
 #include "convert.h"
-#include "datadir.h"
 #include "eval.h"
 #include "gates.h"
 #include "job_paths.h"
 #include "job_report.h"
 #include "job_state.h"
 #include "main.h"
+#include "measure.h"
 #include "model.h"
 #include "open.h"
 #include "progress.h"
@@ -26,12 +26,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void show_progress(void *ctx, double fraction)
-{
-    (void)ctx;
-    qc_progress_update(fraction);
-}
-
 /* ---- opening ---- */
 
 static int open_inputs(job *j, qc_err *err)
@@ -44,25 +38,14 @@ static int open_inputs(job *j, qc_err *err)
     j->model_open = true;
     if (!r->verify.enabled)
         return QC_OK;
-    if (r->verify.text)
-        j->text = qc_strdup(r->verify.text);
-    else
-        QC_TRY(qc_demo_text(&j->text, err));
-    if (!j->text)
-        return qc_fail_nomem(err, "text path", 1);
-    int64_t length = r->verify.length, limit = j->model.config.max_positions;
-    if (length == 0)
-        length = limit < 2048 ? limit : 2048;
+    QC_TRY(qc_measure_text(r, &j->text, err));
+    int64_t limit = j->model.config.max_positions, length = qc_measure_length(r, limit);
     if (length > limit)
         return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions",
                        (long long)length, r->model, (long long)limit);
-    if (r->run.memory_bytes && r->run.memory_bytes <= QC_PROGRAM_BYTES)
-        return qc_fail(err, QC_E_RESOURCE, "run.memory: the program alone needs %llu MB",
-                       (unsigned long long)(QC_PROGRAM_BYTES / 1000000 + 1));
-    uint64_t cap = r->run.memory_bytes ? r->run.memory_bytes - QC_PROGRAM_BYTES : 0;
-    QC_TRY(qc_windows_plan_bytes(j->src, j->text, &j->windows_plan_bytes, err));
-    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special, cap,
-                               &j->windows, err);
+    QC_TRY(qc_measure_check_cap(r, "run.memory", err));
+    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special,
+                               qc_measure_options(r).memory_bytes, &j->windows, err);
 }
 
 static void close_job(job *j)
@@ -93,7 +76,7 @@ static void close_job(job *j)
 
 static void plan_resources(job *j)
 {
-    uint64_t work = j->windows_plan_bytes, full = 0, least = 0;
+    uint64_t work = j->windows.plan_bytes, full = 0, least = 0;
     for (int i = 0; i < j->n_outputs; i++) {
         work = j->outputs[i].plan.work_bytes > work ? j->outputs[i].plan.work_bytes : work;
         j->disk_plan_bytes += j->outputs[i].plan.bytes_out;
@@ -191,7 +174,7 @@ static int convert(job *j, output *o, qc_err *err)
     double start = qc_now_seconds();
     qc_progress_begin("quantize", 1);
     qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite,
-                                  .progress = show_progress};
+                                  .progress = qc_progress_callback};
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
     if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
         (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
@@ -211,10 +194,7 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
     int rc = qc_qpk_check(src, err);
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);
-        uint64_t cap = j->recipe->run.memory_bytes;
-        qc_eval_options options = {.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
-                                   .scratch_folder = j->recipe->run.scratch,
-                                   .progress = show_progress};
+        qc_eval_options options = qc_measure_options(j->recipe);
         rc = qc_evaluate(j->be, &j->model, &model, &j->windows, &options, &o->evaluation, err);
         if (rc == QC_OK && !(o->evaluation.text = qc_strdup(j->text)))
             rc = qc_fail_nomem(err, "text path", 1);

@@ -2,6 +2,7 @@
 
 #include "family.h"
 #include "main.h"
+#include "qc_json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -30,6 +31,7 @@ static tally count_actions(const qc_convert_plan *plan)
 
 cJSON *qc_job_plan_json(const job *j)
 {
+    qc_json_watch();
     cJSON *plan = cJSON_CreateObject();
     cJSON_AddNumberToObject(plan, "peak_rss_bytes", (double)j->peak_plan_bytes);
     cJSON_AddNumberToObject(plan, "disk_bytes", (double)j->disk_plan_bytes);
@@ -37,8 +39,7 @@ cJSON *qc_job_plan_json(const job *j)
     for (int i = 0; i < j->n_outputs; i++) {
         const output *o = &j->outputs[i];
         tally t = count_actions(&o->plan);
-        cJSON *s = cJSON_CreateObject();
-        cJSON_AddItemToArray(steps, s);
+        cJSON *s = qc_json_add_item(steps, cJSON_CreateObject());
         cJSON_AddStringToObject(s, "format", "qpk");
         cJSON_AddStringToObject(s, "path", o->emit->path);
         cJSON_AddNumberToObject(s, "bytes_in", (double)o->plan.bytes_in);
@@ -51,7 +52,7 @@ cJSON *qc_job_plan_json(const job *j)
     }
     cJSON_AddNumberToObject(plan, "verify_windows", (double)j->windows.n_windows);
     cJSON_AddNumberToObject(plan, "verify_length", (double)j->windows.length);
-    return plan;
+    return qc_json_watched(plan);
 }
 
 int qc_job_print_plan(const job *j, qc_err *err)

@@ -41,7 +41,6 @@ typedef struct job {
     bool model_open;
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
-    uint64_t windows_plan_bytes; /* memory that reading the text took, 0 without one */
     output *outputs;
     int n_outputs;
     qc_event_list events;

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -111,8 +110,6 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
 {
     qc_err err = {0};
     fill_standard_streams();
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe and a size limit are write errors like any other */
-    signal(SIGXFSZ, SIG_IGN);
     qc_signals_install();
     qc_log_set_program(program->name);
     int rc = run(program, argc, argv, job, &err);
@@ -123,5 +120,5 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
     if (rc >= 0)
         return leave(rc);
     fprintf(stderr, "%s: error: %s\n", program->name, err.msg);
-    return leave(rc == QC_E_INTERRUPTED && qc_interrupted() ? 128 + qc_interrupted() : qc_exit_code(rc));
+    return leave(qc_exit_code(rc));
 }

@@ -70,6 +70,12 @@ void qc_progress_update(double done)
     bar.on_screen = true;
 }
 
+void qc_progress_callback(void *ctx, double done)
+{
+    (void)ctx;
+    qc_progress_update(done);
+}
+
 void qc_progress_end(void)
 {
     wipe();

@@ -15,6 +15,9 @@ void qc_progress_begin(const char *what, double total);
 /* Units done so far in this stage. Cheap: call it as often as you like. */
 void qc_progress_update(double done);
 
+/* The same in the form that the libraries call; ctx is not used. */
+void qc_progress_callback(void *ctx, double done);
+
 /* Wipe the line. Harmless when nothing is shown. */
 void qc_progress_end(void);
 

@@ -1,8 +1,8 @@
 /* qeval: perplexity and KL divergence of any readable model, alone or against a reference. */
 #include "backend.h"
-#include "datadir.h"
 #include "eval.h"
 #include "main.h"
+#include "measure.h"
 #include "model.h"
 #include "open.h"
 #include "programs.h"
@@ -33,12 +33,6 @@ typedef struct eval_job {
     input model, reference; /* reference.is_open false: none */
 } eval_job;
 
-static void show_progress(void *ctx, double fraction)
-{
-    (void)ctx;
-    qc_progress_update(fraction);
-}
-
 static int open_input(const char *path, input *ret, qc_err *err)
 {
     QC_TRY(qc_source_open(path, &ret->src, err));
@@ -56,21 +50,13 @@ static void close_input(input *in)
     qc_source_close(in->src);
 }
 
-static qc_eval_options eval_options(const eval_job *j)
-{
-    uint64_t cap = j->recipe.run.memory_bytes;
-    return (qc_eval_options){.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
-                             .scratch_folder = j->recipe.run.scratch,
-                             .progress = show_progress};
-}
-
 /* ---- a text ---- */
 
 static int cut_text(const eval_job *j, const input *in, const char *text, int64_t length, int64_t n_windows,
                     qc_windows *ret, qc_err *err)
 {
     return qc_windows_of_model(in->src, text, length, n_windows, j->recipe.verify.plain_special,
-                               eval_options(j).memory_bytes, ret, err);
+                               qc_measure_options(&j->recipe).memory_bytes, ret, err);
 }
 
 /* Both models must see the same ids, else their figures are about different things. */
@@ -92,11 +78,11 @@ static int window_length(const eval_job *j, int64_t *ret, qc_err *err)
     int64_t limit = j->model.model.config.max_positions;
     if (j->reference.is_open && j->reference.model.config.max_positions < limit)
         limit = j->reference.model.config.max_positions;
-    int64_t length = j->recipe.verify.length;
+    int64_t length = qc_measure_length(&j->recipe, limit);
     if (length > limit)
         return qc_args_fail(j->args->program, err, "--length %lld: the model has at most %lld positions",
                             (long long)length, (long long)limit);
-    *ret = length ? length : limit < 2048 ? limit : 2048;
+    *ret = length;
     return QC_OK;
 }
 
@@ -115,7 +101,7 @@ static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *e
 static int score_windows(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
 {
     qc_evaluation e;
-    qc_eval_options options = eval_options(j);
+    qc_eval_options options = qc_measure_options(&j->recipe);
     qc_progress_begin("evaluate", 1);
     int rc = qc_evaluate(j->be, j->reference.is_open ? &j->reference.model : NULL, &j->model.model, windows,
                          &options, &e, err);
@@ -138,10 +124,7 @@ static int evaluate_text(const eval_job *j, qc_err *err)
     int64_t length = 0;
     qc_windows windows = {0};
     QC_TRY(window_length(j, &length, err));
-    if (!j->recipe.verify.text)
-        QC_TRY(qc_demo_text(&text, err));
-    else if (!(text = qc_strdup(j->recipe.verify.text)))
-        return qc_fail_nomem(err, "text path", strlen(j->recipe.verify.text));
+    QC_TRY(qc_measure_text(&j->recipe, &text, err));
     int rc = cut_text(j, &j->model, text, length, j->recipe.verify.windows, &windows, err);
     if (rc == QC_OK)
         rc = check_same_ids(j, text, &windows, err);
@@ -197,36 +180,30 @@ static int read_lists(const cJSON *doc, const char *path, const qc_model_config 
     return QC_OK;
 }
 
-/* The sequences' figures as JSON, or printed when doc is NULL. */
-static bool put_sums(const id_lists *lists, const qc_token_score *scores, cJSON *doc)
+/* The sequences' figures, printed or (json) as a document; NULL also when out of memory. */
+static cJSON *sums_json(const id_lists *lists, const qc_token_score *scores, bool json)
 {
-    cJSON *list = doc ? cJSON_AddArrayToObject(doc, "sequences") : NULL;
-    if (doc && !list)
-        return false;
+    qc_json_watch();
+    cJSON *doc = json ? cJSON_CreateObject() : NULL, *list = cJSON_AddArrayToObject(doc, "sequences");
     for (int64_t i = 0; i < lists->n; i++) {
         double nll = 0;
         int64_t n = lists->lengths[i] - 1;
         for (int64_t t = 0; t < n; t++)
             nll += (scores++)->nll_a;
-        if (!doc) {
+        if (!json) {
             printf("%lld: %lld tokens scored, nll %.6f nats\n", (long long)i, (long long)n, nll);
             continue;
         }
-        cJSON *item = cJSON_CreateObject();
-        if (!item || !cJSON_AddItemToArray(list, item)) {
-            cJSON_Delete(item);
-            return false;
-        }
-        if (!cJSON_AddNumberToObject(item, "tokens", (double)n) ||
-            !cJSON_AddNumberToObject(item, "nll_sum", nll))
-            return false;
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
+        cJSON_AddNumberToObject(item, "tokens", (double)n);
+        cJSON_AddNumberToObject(item, "nll_sum", nll);
     }
-    return true;
+    return qc_json_watched(doc);
 }
 
 static int score_lists(const eval_job *j, const id_lists *lists, qc_err *err)
 {
-    qc_eval_options options = eval_options(j);
+    qc_eval_options options = qc_measure_options(&j->recipe);
     qc_sequences seqs = {.ids = lists->ids, .lengths = lists->lengths, .n_sequences = lists->n};
     qc_token_score *scores = qc_alloc((size_t)(lists->n_ids - lists->n), sizeof *scores);
     if (!scores)
@@ -234,17 +211,10 @@ static int score_lists(const eval_job *j, const id_lists *lists, qc_err *err)
     qc_progress_begin("evaluate", 1);
     int rc = qc_eval_tokens(j->be, &j->model.model, NULL, &seqs, &options, scores, err);
     qc_progress_end();
-    if (rc == QC_OK && !qc_args_has(j->args, "json")) {
-        put_sums(lists, scores, NULL);
-    } else if (rc == QC_OK) {
-        cJSON *doc = cJSON_CreateObject();
-        if (doc && put_sums(lists, scores, doc)) {
-            rc = qc_print_json(doc, err);
-        } else {
-            cJSON_Delete(doc);
-            rc = qc_fail_nomem(err, "json", 0);
-        }
-    }
+    bool json = qc_args_has(j->args, "json");
+    cJSON *doc = rc == QC_OK ? sums_json(lists, scores, json) : NULL;
+    if (rc == QC_OK && json)
+        rc = qc_print_json(doc, err);
     qc_free(scores);
     return rc;
 }
@@ -270,12 +240,9 @@ static int evaluate_ids(const eval_job *j, const char *path, qc_err *err)
 static int run(eval_job *j, qc_err *err)
 {
     const char *reference = qc_args_value(j->args, "reference"), *ids = qc_args_value(j->args, "ids");
-    uint64_t cap = j->recipe.run.memory_bytes;
     if (!j->recipe.model)
         return qc_args_fail(j->args->program, err, "no MODEL given");
-    if (cap && cap <= QC_PROGRAM_BYTES)
-        return qc_fail(err, QC_E_RESOURCE, "--memory: the program alone needs %llu MB",
-                       (unsigned long long)(QC_PROGRAM_BYTES / 1000000 + 1));
+    QC_TRY(qc_measure_check_cap(&j->recipe, "--memory", err));
     QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
     QC_TRY(qc_backend_cpu_new(j->pool, &j->be, err));
     QC_TRY(open_input(j->recipe.model, &j->model, err));

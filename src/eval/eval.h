@@ -54,6 +54,7 @@ typedef struct qc_windows {
     bool plain_special;  /* the text of special tokens was ordinary text */
     int64_t n_special;   /* special ids found in the text, the BOS not counted */
     char ids_sha256[65]; /* of ids[n_windows * length] as little-endian uint32 */
+    uint64_t plan_bytes; /* memory that making them took at most; 0 from qc_windows_from_text */
 } qc_windows;
 
 /* Read a text file (UTF-8, at most 4 GiB) and cut its first n_windows windows (0 = as many as there are).
@@ -63,16 +64,14 @@ typedef struct qc_windows {
 int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
                          bool plain_special, qc_windows *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* The same with the tokenizer of a model, which is gone again afterwards. memory_bytes: cap for the whole
- * process, 0 = none; QC_E_RESOURCE if qc_windows_plan_bytes is more. */
+/* The same with the tokenizer of a model, which is gone again afterwards. ret->plan_bytes is the memory that
+ * this takes at most: measured on the tokenizers of five families (at most 7.5 times their file) and on a
+ * text that is one word (8.7 times the text). QC_E_RESOURCE if it is more than memory_bytes, the cap (0 =
+ * none). */
 int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows,
                         bool plain_special, uint64_t memory_bytes, qc_windows *ret,
                         qc_err *err) QC_WARN_UNUSED;
 void qc_windows_clear(qc_windows *windows);
-
-/* Bytes of memory that qc_windows_of_model needs while it runs, at most: measured on the tokenizers of five
- * families (at most 7.5 times their file) and on a text that is one word (8.7 times the text). */
-int qc_windows_plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err) QC_WARN_UNUSED;
 
 /* Perplexity of `model`, and against `reference` (NULL: alone) KL divergence, top-1 agreement and delta NLL
  * with the larger of the token-wise and the window-clustered standard error (docs/report.md). */

@@ -93,7 +93,7 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t leng
     return rc;
 }
 
-int qc_windows_plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err)
+static int plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err)
 {
     char *json = NULL;
     size_t json_bytes = 0;
@@ -110,9 +110,8 @@ int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, 
                         bool plain_special, uint64_t memory_bytes, qc_windows *ret, qc_err *err)
 {
     uint64_t needed = 0;
-    if (memory_bytes)
-        QC_TRY(qc_windows_plan_bytes(src, path, &needed, err));
-    if (needed > memory_bytes)
+    QC_TRY(plan_bytes(src, path, &needed, err));
+    if (memory_bytes && needed > memory_bytes)
         return qc_fail(
             err, QC_E_RESOURCE,
             "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
@@ -123,6 +122,8 @@ int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, 
     int rc = qc_windows_from_text(tok, path, length, n_windows, plain_special, ret, err);
     qc_tokenizer_free(tok); /* its tables are large and not needed again */
     qc_alloc_trim();
+    if (rc == QC_OK)
+        ret->plan_bytes = needed;
     return rc;
 }
 

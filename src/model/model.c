@@ -47,15 +47,6 @@ static int note(qc_model *model, qc_log_level level, const char *text, qc_err *e
     return QC_OK;
 }
 
-static void shape_text(const int64_t *shape, int n_dims, char *text, size_t cap_bytes)
-{
-    size_t n = (size_t)snprintf(text, cap_bytes, "[");
-    for (int i = 0; i < n_dims && n < cap_bytes; i++)
-        n += (size_t)snprintf(text + n, cap_bytes - n, "%s%lld", i ? ", " : "", (long long)shape[i]);
-    if (n < cap_bytes)
-        snprintf(text + n, cap_bytes - n, "]");
-}
-
 static int check_dtype(const qc_model *model, const qc_tensor_info *info, bool matrix, qc_err *err)
 {
     switch (info->dtype) {
@@ -85,8 +76,8 @@ static int check_shape(const qc_model *model, const qc_tensor_info *info, const 
     const int64_t *shape = n_dims == 2 ? want : want + 1;
     if (info->n_dims == n_dims && memcmp(info->shape, shape, (size_t)n_dims * sizeof *shape) == 0)
         return check_dtype(model, info, n_dims == 2, err);
-    shape_text(info->shape, info->n_dims, found, sizeof found);
-    shape_text(shape, n_dims, expected, sizeof expected);
+    qc_shape_text(info->shape, info->n_dims, found, sizeof found);
+    qc_shape_text(shape, n_dims, expected, sizeof expected);
     return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\" has shape %s, expected %s by config.json",
                    model->src->path, info->name, found, expected);
 }

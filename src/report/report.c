@@ -42,22 +42,13 @@ static void add_member(cJSON *object, const char *key, cJSON *member)
         cJSON_Delete(member);
 }
 
-static cJSON *new_item(cJSON *list)
-{
-    cJSON *item = cJSON_CreateObject();
-    if (cJSON_AddItemToArray(list, item))
-        return item;
-    cJSON_Delete(item);
-    return NULL;
-}
-
 static void add_windows(cJSON *out, const qc_evaluation *e)
 {
     cJSON *list = cJSON_AddArrayToObject(out, "per_window");
     for (int64_t i = 0; e->per_window && i < e->windows; i++) {
         const qc_window_result *w = &e->per_window[i];
         double n = (double)w->tokens_scored;
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_number(item, "nll", w->nll / n);
         add_number(item, "nll_reference", w->nll_reference / n);
         add_number(item, "kld", w->kld / n);
@@ -110,7 +101,7 @@ static cJSON *files_json(const qc_report_input *in, bool base_names)
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < in->n_sources; i++) {
         const char *slash = strrchr(in->sources[i].path, '/');
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_text(item, "file", base_names && slash ? slash + 1 : in->sources[i].path);
         add_text(item, "sha256", in->sources[i].sha256);
     }
@@ -144,7 +135,7 @@ static cJSON *tensors_json(const qc_account_list *accounts)
 {
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < accounts->n_tensors; i++)
-        tensor_json(new_item(list), &accounts->tensors[i]);
+        tensor_json(qc_json_add_item(list, cJSON_CreateObject()), &accounts->tensors[i]);
     return list;
 }
 
@@ -165,7 +156,7 @@ static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
                 weight += t->sq_weight;
             }
         }
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_number(item, "layer", (double)layer);
         add_number(item, "bytes_in", bytes_in);
         add_number(item, "bytes_out", bytes_out);
@@ -179,7 +170,7 @@ static cJSON *events_json(const qc_event_list *events)
     cJSON *list = cJSON_CreateArray();
     for (int64_t i = 0; i < events->n_events; i++) {
         const qc_event *e = &events->events[i];
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_text(item, "kind", e->kind);
         add_text(item, "level", e->level == QC_EVENT_FALLBACK ? "fallback" : "note");
         add_text(item, "subject", e->subject);
@@ -193,7 +184,7 @@ static cJSON *gates_json(const qc_report_output *o)
 {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < o->n_gates; i++) {
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_text(item, "name", o->gates[i].name);
         add_number(item, "limit", o->gates[i].limit);
         add_number(item, "value", o->gates[i].value);
@@ -208,7 +199,7 @@ static cJSON *artifacts_json(const qc_report_input *in)
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < in->n_outputs; i++) {
         const qc_report_output *o = &in->outputs[i];
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_text(item, "format", o->artifact.format);
         add_text(item, "path", o->artifact.path);
         add_number(item, "bytes", (double)o->artifact.n_bytes);
@@ -268,7 +259,7 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
     for (int i = 0; i < in->n_outputs; i++) {
         const qc_artifact *a = &in->outputs[i].artifact;
         const char *slash = strrchr(a->path, '/');
-        cJSON *item = new_item(list);
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_text(item, "file", slash ? slash + 1 : a->path);
         add_text(item, "format", a->format);
         add_number(item, "bytes", (double)a->n_bytes);

@@ -3,6 +3,7 @@
 #include "qc_fp.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 int64_t qc_tensor_n_elems(const qc_tensor_info *info)
@@ -45,6 +46,15 @@ void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t 
                 y[c] = scale * (float)((int)q[c] - zero);
         }
     }
+}
+
+void qc_shape_text(const int64_t *shape, int n_dims, char *ret, size_t cap_bytes)
+{
+    size_t n = (size_t)snprintf(ret, cap_bytes, "[");
+    for (int i = 0; i < n_dims && n < cap_bytes; i++)
+        n += (size_t)snprintf(ret + n, cap_bytes - n, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (n < cap_bytes)
+        snprintf(ret + n, cap_bytes - n, "]");
 }
 
 /* The fast path adds up x * 0, which is NaN as soon as one value is not finite. */

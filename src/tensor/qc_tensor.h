@@ -57,6 +57,9 @@ typedef struct qc_code_rows {
 /* dst[n_rows, cols] = values of the rows. `group_elems` may leave a shorter last group. */
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst);
 
+/* "[2048, 1024]"; cut to cap_bytes. */
+void qc_shape_text(const int64_t *shape, int n_dims, char *ret, size_t cap_bytes);
+
 /* Index of the first NaN or infinity among n_elems values, -1 if all are finite. */
 int64_t qc_first_nonfinite(const float *x, int64_t n_elems);
 

@@ -1,0 +1,20 @@
+/* From the verify and run parts of a recipe to what src/eval takes: shared by qconvert and qeval. */
+#ifndef QC_CLI_MEASURE_H
+#define QC_CLI_MEASURE_H
+
+#include "eval.h"
+#include "recipe.h"
+
+/* Memory cap, scratch folder and the progress line. run.memory is 0 or more than QC_PROGRAM_BYTES. */
+qc_eval_options qc_measure_options(const qc_recipe *recipe);
+
+/* Refuse a cap that the program alone exceeds; `name` is how the user calls it. */
+int qc_measure_check_cap(const qc_recipe *recipe, const char *name, qc_err *err) QC_WARN_UNUSED;
+
+/* verify.text, or the bundled text without one; owned. */
+int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err) QC_WARN_UNUSED;
+
+/* verify.length, or 2,048 and at most the model's `max_positions` without one. */
+int64_t qc_measure_length(const qc_recipe *recipe, int64_t max_positions);
+
+#endif
