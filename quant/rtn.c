@@ -1,37 +1,18 @@
 #include "rtn.h"
 
-#include "qc_fp.h"
-
-/* Bit patterns from here on are infinities and NaN. */
-#define F32_INF_BITS 0x7f800000u
-
-static bool all_finite(const float *x, int64_t n)
-{
-    uint32_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        bad |= (qc_f32_bits(x[i]) & F32_INF_BITS) == F32_INF_BITS;
-    return !bad;
-}
-
 static int check_weights(const float *w, int64_t n_rows, int64_t n_cols, qc_err *err)
 {
-    for (int64_t r = 0; r < n_rows; r++) {
-        const float *x = w + r * n_cols;
-        if (all_finite(x, n_cols))
-            continue;
-        int64_t c = 0;
-        while (all_finite(x + c, 1))
-            c++;
-        return qc_fail(err, QC_E_INPUT, "weight at row %lld, column %lld is %s, expected a finite number",
-                       (long long)r, (long long)c, x[c] != x[c] ? "NaN" : "infinite");
-    }
-    return QC_OK;
+    int64_t at = qc_first_nonfinite(w, n_rows * n_cols);
+    if (at < 0)
+        return QC_OK;
+    return qc_fail(err, QC_E_INPUT, "weight at row %lld, column %lld is %s, expected a finite number",
+                   (long long)(at / n_cols), (long long)(at % n_cols), w[at] != w[at] ? "NaN" : "infinite");
 }
 
 static int check_col_weight(const float *h, int64_t n_cols, qc_err *err)
 {
     for (int64_t c = 0; c < n_cols; c++)
-        if (!all_finite(h + c, 1) || h[c] < 0)
+        if (qc_first_nonfinite(h + c, 1) >= 0 || h[c] < 0)
             return qc_fail(err, QC_E_INPUT, "importance of column %lld is %g, expected a finite number >= 0",
                            (long long)c, (double)h[c]);
     return QC_OK;

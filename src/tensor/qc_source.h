@@ -13,7 +13,7 @@ typedef struct qc_source qc_source;
 
 struct qc_source {
     const char *format; /* "hf", "qpk"; static */
-    const char *path;   /* as opened; owned by the source */
+    const char *path;   /* for messages: as opened, or what somebody who outlives the source put here */
 
     /* Paths of the files that make it up, in a fixed order (what a manifest hashes); owned by the source. */
     char *const *files;
