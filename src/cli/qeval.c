@@ -244,7 +244,7 @@ static int run(eval_job *j, qc_err *err)
         return qc_args_fail(j->args->program, err, "no MODEL given");
     QC_TRY(qc_measure_check_cap(&j->recipe, "--memory", err));
     QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
-    QC_TRY(qc_backend_cpu_new(j->pool, &j->be, err));
+    QC_TRY(qc_backend_cpu_new(j->pool, (qc_compute)j->recipe.run.compute, &j->be, err));
     QC_TRY(open_input(j->recipe.model, &j->model, err));
     if (reference)
         QC_TRY(open_input(reference, &j->reference, err));

@@ -3,6 +3,7 @@
 #ifndef QC_CLI_RECIPE_H
 #define QC_CLI_RECIPE_H
 
+#include "backend.h"
 #include "opt.h"
 #include "policy.h"
 #include "qc_err.h"
@@ -21,7 +22,6 @@ typedef enum {
 } qc_method;
 
 typedef enum { QC_DEVICE_AUTO = 0, QC_DEVICE_CPU, QC_DEVICE_CUDA } qc_device;
-typedef enum { QC_COMPUTE_F32 = 0, QC_COMPUTE_BF16 } qc_compute;
 
 typedef enum {
     QC_EMIT_AUTO = 0, /* never after qc_recipe_load: replaced by what the path's extension says */

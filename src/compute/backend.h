@@ -28,6 +28,22 @@ typedef int (*qc_fetch_rows_fn)(void *ctx, int64_t row0, int64_t n_rows, float *
 
 typedef enum { QC_ACT_SILU = 0, QC_ACT_GELU_TANH = 1 } qc_activation;
 
+/* Arithmetic of matrix products (linear, gram, attention). BF16: both operands rounded to bfloat16 (nearest
+ * even), products added in float32; by AMX or AVX512-BF16 where the processor has them, else emulated.
+ * Factorisation and rounding of weights stay float32. */
+typedef enum { QC_COMPUTE_F32 = 0, QC_COMPUTE_BF16 = 1 } qc_compute;
+
+/* Rows of a matrix in work while their codes are being chosen; e = target - value of the codes. */
+typedef struct qc_round_rows {
+    int64_t n_rows, n_cols;
+    const float *target; /* [n_rows, n_cols] what the codes shall stand for */
+    float *error;        /* [n_rows, n_cols] e */
+    uint8_t *codes;      /* host [n_rows, n_cols] */
+    float *scales; /* host [n_rows, n_groups], exact in the grid's scale dtype, never 0, may be negative */
+    const uint8_t *zeros;    /* host [n_rows, n_groups]; NULL if the grid is symmetric */
+    const int32_t *group_of; /* host [n_cols] group of a column; NULL: column / group_elems */
+} qc_round_rows;
+
 typedef struct qc_attention_shape {
     int64_t n_tokens;   /* T: queries and keys are positions 0 .. T-1 of one sequence */
     int64_t n_heads;    /* query heads */
@@ -110,11 +126,65 @@ struct qc_backend {
                          const qc_quant_spec *spec, const float *col_weight, qc_code_rows *rows,
                          qc_quant_stats *stats, qc_err *err);
 
+    /* ---- calibration and rounding by second order statistics; h and e as in docs/methods/gptq.md ---- */
+
+    /* b NULL: lower triangle (column <= row) of h[K, K] += alpha a[T, K]^T a[T, K]; the rest of h is left
+     * alone. With b: all of h[K, K] += alpha a[T, K]^T b[T, K]. Products are added in the order of T. Row
+     * strides lda, ldb. alpha is 1 or -1. */
+    int (*gram)(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
+                int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+
+    /* Upper triangle of h[n, n] = mirror of the lower one. */
+    int (*mirror)(qc_backend *be, float *h, int64_t n, qc_err *err);
+
+    /* sum_abs[K] += sum_t |x[t, k]|, max_abs[K] = max(max_abs[K], max_t |x[t, k]|); a NaN makes both NaN. */
+    int (*column_stats)(qc_backend *be, float *sum_abs, float *max_abs, const float *x, int64_t ldx,
+                        int64_t n_tokens, int64_t n_dims, qc_err *err);
+
+    /* x[t, :] <- nearest value of a symmetric grid of `bits` bits (2 .. 8) whose step is max |x| /
+     * (2^(bits-1) - 1), per token (group_elems = 0 or >= K) or per token and group of columns; an all-zero
+     * group stays 0. The fake quantization of dynamic activations: what an integer kernel would see. y may be
+     * x. */
+    int (*quantize_acts)(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t n_tokens,
+                         int64_t n_dims, int bits, int64_t group_elems, qc_err *err);
+
+    /* a[n, n] (lower triangle given) = R R^T with R upper triangular: columns are eliminated from the last to
+     * the first (the Cholesky factor of the matrix read backwards). On return row j holds, left of the
+     * diagonal, the feedback coefficients R_ij / R_jj, i < j: the share of the error of column i that column
+     * j takes over (LDLQ, Chee et al. 2023; the same recursion as GPTQ with U = R^-1). Diagonal and upper
+     * triangle are undefined. pivots[n] (host) = R_jj^2. *ret_bad = index of the first pivot (from the end)
+     * that is not finite and > 0, the content is then undefined; -1 if all are good. */
+    int (*factor)(qc_backend *be, float *a, int64_t n, double *pivots, int64_t *ret_bad, qc_err *err);
+
+    /* b[n_rows, n] <- b A^-1 with a factor of A, in place. */
+    int (*factor_solve)(qc_backend *be, const float *factor, const double *pivots, float *b, int64_t n_rows,
+                        int64_t n, qc_err *err);
+
+    /* One sweep over the columns in ascending order. For column j, with the present errors e:
+     *     t = target_j + inv[j] * sum_i c[j, i] e_i      inv NULL: 1
+     *     code_j = nearest on the grid of the row and group of j,  e_j = target_j - value
+     * forward: the sum runs over i < j, and neither codes nor errors are read on entry: GPTQ with c = a
+     * factor. Else it runs over all i != j, later columns with the errors of the sweep before: one sweep of
+     * coordinate descent on e h e^T with c = h (full) and inv = 1 / diag(h); no code moves unless that lowers
+     * the error. */
+    int (*round_sweep)(qc_backend *be, const float *c, const float *inv, bool forward, const qc_grid *grid,
+                       const qc_round_rows *rows, qc_err *err);
+
+    /* One Gauss-Seidel pass over the groups of each row, codes kept: s_g += (p_g (h e)_g) / (p_g h_gg p_g)
+     * with p = code - zero, rounded to the scale dtype, taken only if e h e^T falls with the rounded scale
+     * (arXiv 2602.02126). h[n, n] full. group_of must be NULL. */
+    int (*refit_scales)(qc_backend *be, const float *h, const qc_grid *grid, const qc_round_rows *rows,
+                        qc_err *err);
+
+    /* ret[r] (host) = e_r h e_r^T for each row of e[n_rows, n]; h full. */
+    int (*hessian_error)(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,
+                         double *ret, qc_err *err);
+
     void (*close)(qc_backend *be);
 };
 
 /* The CPU backend on a pool (borrowed; NULL = one thread), kernels chosen by qc_cpu_flags(). */
-int qc_backend_cpu_new(qc_pool *pool, qc_backend **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_err *err) QC_WARN_UNUSED;
 
 /* NULL is fine. */
 static inline void qc_backend_close(qc_backend *be)

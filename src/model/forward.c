@@ -14,6 +14,8 @@ struct qc_layer {
     const qc_model *model;
     qc_backend *be;
     int index;
+    int act_bits; /* of the inputs of all matrices; 0 = not quantized */
+    int64_t act_group;
     qc_weight *weights[QC_N_SLOTS]; /* matrices; NULL where the model has none */
     float *vectors[QC_N_SLOTS];     /* norms and biases, backend memory; NULL where the model has none */
 };
@@ -192,24 +194,76 @@ uint64_t qc_layer_bytes(const qc_model_config *config)
     return (uint64_t)total * sizeof(float);
 }
 
+/* ---- stages ---- */
+
+typedef struct stage_info {
+    const char *name;
+    qc_slot slots[4];
+} stage_info;
+
+static const stage_info *stage_of(qc_stage stage)
+{
+    static const stage_info table[QC_N_STAGES] = {
+        [QC_STAGE_QKV] = {"qkv", {QC_SLOT_Q, QC_SLOT_K, QC_SLOT_V, QC_N_SLOTS}},
+        [QC_STAGE_O] = {"o", {QC_SLOT_O, QC_N_SLOTS}},
+        [QC_STAGE_GATE_UP] = {"gate_up", {QC_SLOT_GATE, QC_SLOT_UP, QC_N_SLOTS}},
+        [QC_STAGE_DOWN] = {"down", {QC_SLOT_DOWN, QC_N_SLOTS}},
+    };
+    return &table[stage];
+}
+
+const char *qc_stage_name(qc_stage stage)
+{
+    return stage_of(stage)->name;
+}
+
+const qc_slot *qc_stage_slots(qc_stage stage)
+{
+    return stage_of(stage)->slots;
+}
+
+int64_t qc_stage_width(const qc_model_config *config, qc_stage stage)
+{
+    return qc_dim_elems(config, qc_slot_of(stage_of(stage)->slots[0])->cols);
+}
+
+/* u[n, width] <- what the matrices shall see of it */
+static int quantize_input(const qc_layer *l, float *u, int64_t n, int64_t width, qc_err *err)
+{
+    if (!l->act_bits)
+        return QC_OK;
+    return l->be->quantize_acts(l->be, u, width, u, width, n, width, l->act_bits, l->act_group, err);
+}
+
+static int normed_input(const qc_layer *l, qc_slot norm, const float *x, float *u, int64_t n, qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    QC_TRY(l->be->rms_norm(l->be, u, c->hidden, x, c->hidden, l->vectors[norm], 0, n, c->hidden, c->rms_eps,
+                           err));
+    return quantize_input(l, u, n, c->hidden, err);
+}
+
+static int project(const qc_layer *l, qc_slot slot, qc_slot bias, float *y, const float *u, int64_t n,
+                   bool accumulate, qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    int64_t n_out = qc_dim_elems(c, qc_slot_of(slot)->rows), n_in = qc_dim_elems(c, qc_slot_of(slot)->cols);
+    return l->be->linear(l->be, y, n_out, u, n_in, l->weights[slot], l->vectors[bias], n, accumulate, err);
+}
+
 /* q, k, v of tokens t0 .. t0 + n - 1, normed and rotated. */
 static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int64_t t0, int64_t n,
                        qc_err *err)
 {
     qc_backend *be = l->be;
     const qc_model_config *c = &l->model->config;
-    int64_t hidden = c->hidden, d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q),
-            nkv = qc_dim_elems(c, QC_DIM_KV);
+    int64_t d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
     float *q = ws->q + t0 * nq, *k = ws->k + t0 * nkv, *v = ws->v + t0 * nkv;
     const float *cos_t = ws->cos_t + t0 * (d / 2), *sin_t = ws->sin_t + t0 * (d / 2);
-    QC_TRY(be->rms_norm(be, ws->norm, hidden, x + t0 * hidden, hidden, l->vectors[QC_SLOT_ATTN_NORM], 0, n,
-                        hidden, c->rms_eps, err));
-    QC_TRY(be->linear(be, q, nq, ws->norm, hidden, l->weights[QC_SLOT_Q], l->vectors[QC_SLOT_Q_BIAS], n,
-                      false, err));
-    QC_TRY(be->linear(be, k, nkv, ws->norm, hidden, l->weights[QC_SLOT_K], l->vectors[QC_SLOT_K_BIAS], n,
-                      false, err));
-    QC_TRY(be->linear(be, v, nkv, ws->norm, hidden, l->weights[QC_SLOT_V], l->vectors[QC_SLOT_V_BIAS], n,
-                      false, err));
+    QC_TRY(normed_input(l, QC_SLOT_ATTN_NORM, x + t0 * c->hidden, ws->norm, n, err));
+    QC_TRY(project(l, QC_SLOT_Q, QC_SLOT_Q_BIAS, q, ws->norm, n, false, err));
+    QC_TRY(project(l, QC_SLOT_K, QC_SLOT_K_BIAS, k, ws->norm, n, false, err));
+    QC_TRY(project(l, QC_SLOT_V, QC_SLOT_V_BIAS, v, ws->norm, n, false, err));
     if (c->qk_norm) {
         QC_TRY(
             be->rms_norm(be, q, d, q, d, l->vectors[QC_SLOT_Q_NORM], 0, n * c->n_heads, d, c->rms_eps, err));
@@ -220,49 +274,110 @@ static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int6
     return be->rope(be, k, nkv, cos_t, sin_t, n, c->n_kv_heads, d, d, err);
 }
 
-/* x += output projection of the attention's result; x += MLP of the normed x. */
-static int project_out_and_mlp(const qc_layer *l, qc_workspace *ws, float *x, int64_t t0, int64_t n,
-                               qc_err *err)
+/* u = attention over the projections of x: one sequence. */
+static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, float *u, int64_t n,
+                           qc_err *err)
 {
-    qc_backend *be = l->be;
     const qc_model_config *c = &l->model->config;
-    int64_t hidden = c->hidden, ffn = c->ffn, nq = qc_dim_elems(c, QC_DIM_Q);
-    x += t0 * hidden;
-    QC_TRY(be->linear(be, x, hidden, ws->mix + t0 * nq, nq, l->weights[QC_SLOT_O], l->vectors[QC_SLOT_O_BIAS],
-                      n, true, err));
-    QC_TRY(be->rms_norm(be, ws->norm, hidden, x, hidden, l->vectors[QC_SLOT_MLP_NORM], 0, n, hidden,
-                        c->rms_eps, err));
-    QC_TRY(be->linear(be, ws->gate, ffn, ws->norm, hidden, l->weights[QC_SLOT_GATE],
-                      l->vectors[QC_SLOT_GATE_BIAS], n, false, err));
-    QC_TRY(be->linear(be, ws->up, ffn, ws->norm, hidden, l->weights[QC_SLOT_UP], l->vectors[QC_SLOT_UP_BIAS],
-                      n, false, err));
-    QC_TRY(be->gated_act(be, ws->gate, ws->gate, ws->up, n * ffn, c->act, err));
-    return be->linear(be, x, hidden, ws->gate, ffn, l->weights[QC_SLOT_DOWN], l->vectors[QC_SLOT_DOWN_BIAS],
-                      n, true, err);
+    qc_attention_shape shape = {
+        .n_tokens = n,
+        .n_heads = c->n_heads,
+        .n_kv_heads = c->n_kv_heads,
+        .head_dim = c->head_dim,
+        .window = c->layer_slides[l->index] ? c->sliding_window : 0,
+        .scale = c->attention_scale,
+        .softcap = c->attention_softcap,
+    };
+    for (int64_t t = 0; t < n; t += CHUNK_TOKENS)
+        QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err));
+    QC_TRY(l->be->attention(l->be, u, ws->q, ws->k, ws->v, &shape, err));
+    return quantize_input(l, u, n, qc_dim_elems(c, QC_DIM_Q), err);
+}
+
+/* u = gated activation of the normed x, at most a chunk of tokens; u may be ws->gate. */
+static int down_input(const qc_layer *l, qc_workspace *ws, const float *x, float *u, int64_t n, qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    QC_TRY(normed_input(l, QC_SLOT_MLP_NORM, x, ws->norm, n, err));
+    QC_TRY(project(l, QC_SLOT_GATE, QC_SLOT_GATE_BIAS, ws->gate, ws->norm, n, false, err));
+    QC_TRY(project(l, QC_SLOT_UP, QC_SLOT_UP_BIAS, ws->up, ws->norm, n, false, err));
+    QC_TRY(l->be->gated_act(l->be, u, ws->gate, ws->up, n * c->ffn, c->act, err));
+    return quantize_input(l, u, n, c->ffn, err);
+}
+
+static int check_length(const qc_workspace *ws, int64_t n_tokens, qc_err *err)
+{
+    if (n_tokens <= ws->max_tokens)
+        return QC_OK;
+    return qc_fail(err, QC_E_USAGE, "a sequence of %lld tokens, but the workspace holds %lld",
+                   (long long)n_tokens, (long long)ws->max_tokens);
+}
+
+int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *x, float *u,
+                         int64_t n_tokens, qc_err *err)
+{
+    const qc_model_config *c = &layer->model->config;
+    QC_TRY(check_length(ws, n_tokens, err));
+    switch (stage) {
+    case QC_STAGE_QKV:
+        return normed_input(layer, QC_SLOT_ATTN_NORM, x, u, n_tokens, err);
+    case QC_STAGE_O:
+        return attention_input(layer, ws, x, u, n_tokens, err);
+    case QC_STAGE_GATE_UP:
+        return normed_input(layer, QC_SLOT_MLP_NORM, x, u, n_tokens, err);
+    default:
+        for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
+            QC_TRY(down_input(layer, ws, x + t * c->hidden, u + t * c->ffn,
+                              qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
+        return QC_OK;
+    }
+}
+
+int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *u, float *x,
+                          int64_t n_tokens, qc_err *err)
+{
+    QC_TRY(check_length(ws, n_tokens, err));
+    if (stage == QC_STAGE_O)
+        return project(layer, QC_SLOT_O, QC_SLOT_O_BIAS, x, u, n_tokens, true, err);
+    return project(layer, QC_SLOT_DOWN, QC_SLOT_DOWN_BIAS, x, u, n_tokens, true, err);
 }
 
 int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
 {
-    const qc_model_config *c = &layer->model->config;
-    qc_backend *be = layer->be;
-    if (n_tokens > ws->max_tokens)
-        return qc_fail(err, QC_E_USAGE, "a sequence of %lld tokens, but the workspace holds %lld",
-                       (long long)n_tokens, (long long)ws->max_tokens);
-    qc_attention_shape shape = {
-        .n_tokens = n_tokens,
-        .n_heads = c->n_heads,
-        .n_kv_heads = c->n_kv_heads,
-        .head_dim = c->head_dim,
-        .window = c->layer_slides[layer->index] ? c->sliding_window : 0,
-        .scale = c->attention_scale,
-        .softcap = c->attention_softcap,
-    };
-    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
-        QC_TRY(project_qkv(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
-    QC_TRY(be->attention(be, ws->mix, ws->q, ws->k, ws->v, &shape, err));
-    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
-        QC_TRY(project_out_and_mlp(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
+    int64_t hidden = layer->model->config.hidden;
+    QC_TRY(check_length(ws, n_tokens, err));
+    QC_TRY(attention_input(layer, ws, x, ws->mix, n_tokens, err));
+    QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_O, ws->mix, x, n_tokens, err));
+    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS) {
+        int64_t n = qc_min_i64(CHUNK_TOKENS, n_tokens - t);
+        QC_TRY(down_input(layer, ws, x + t * hidden, ws->gate, n, err));
+        QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_DOWN, ws->gate, x + t * hidden, n, err));
+    }
     return QC_OK;
+}
+
+int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
+{
+    const qc_slot_info *info = qc_slot_of(slot);
+    const qc_model_config *c = &layer->model->config;
+    qc_weight *w;
+    QC_TRY(layer->be->weight_load(layer->be, qc_dim_elems(c, info->rows), qc_dim_elems(c, info->cols), fetch,
+                                  ctx, &w, err));
+    layer->be->weight_free(layer->be, layer->weights[slot]);
+    layer->weights[slot] = w;
+    return QC_OK;
+}
+
+int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err)
+{
+    return layer->be->upload(layer->be, layer->vectors[slot], values,
+                             qc_dim_elems(&layer->model->config, qc_slot_of(slot)->cols), err);
+}
+
+void qc_layer_set_acts(qc_layer *layer, int bits, int64_t group_elems)
+{
+    layer->act_bits = bits;
+    layer->act_group = group_elems;
 }
 
 int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst, qc_err *err)

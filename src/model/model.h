@@ -89,9 +89,38 @@ void qc_workspace_free(qc_workspace *ws);
 uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens);
 uint64_t qc_layer_bytes(const qc_model_config *config);
 
-/* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. */
+/* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. The same
+ * bits as the two halves of qc_layer_stage_input and qc_layer_stage_output. */
 int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens,
                      qc_err *err) QC_WARN_UNUSED;
+
+/* Matrices of a layer that share one input, in the order of the computation. */
+typedef enum { QC_STAGE_QKV, QC_STAGE_O, QC_STAGE_GATE_UP, QC_STAGE_DOWN, QC_N_STAGES } qc_stage;
+
+/* Static name of a stage ("qkv", "o", "gate_up", "down"), its matrices (slots, ended by QC_N_SLOTS) and the
+ * width of its input. */
+const char *qc_stage_name(qc_stage stage);
+const qc_slot *qc_stage_slots(qc_stage stage);
+int64_t qc_stage_width(const qc_model_config *config, qc_stage stage);
+
+/* u[n_tokens, width] = input of a stage's matrices for one sequence whose residual is x[n_tokens, hidden],
+ * computed with the layer's present weights (and, if set, with quantized activations, u itself included). */
+int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *x, float *u,
+                         int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+
+/* x += the stage's matrix times u, for QC_STAGE_O and QC_STAGE_DOWN. */
+int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *u, float *x,
+                          int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+
+/* Replace a matrix (values from rows of fetch, shape as before) or a vector (host memory) of a prepared
+ * layer. */
+int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx,
+                        qc_err *err) QC_WARN_UNUSED;
+int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err) QC_WARN_UNUSED;
+
+/* Inputs of all matrices of the layer are quantized on the fly (backend's quantize_acts); bits 0 = off. What
+ * qc_layer_load sets comes from the model's tensors. */
+void qc_layer_set_acts(qc_layer *layer, int bits, int64_t group_elems);
 
 /* y = final norm of x, both [n_tokens, hidden] in backend memory; y may be x. */
 int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens,

@@ -229,7 +229,8 @@ int main(int argc, char **argv)
     if (qc_pool_new(n_threads, &pool, &err) != QC_OK)
         return 5;
     for (int i = 0; i < 2; i++) {
-        if (qc_cpu_set_mask(masks[i], &err) != QC_OK || qc_backend_cpu_new(pool, &backends[i], &err) != QC_OK)
+        if (qc_cpu_set_mask(masks[i], &err) != QC_OK ||
+            qc_backend_cpu_new(pool, QC_COMPUTE_F32, &backends[i], &err) != QC_OK)
             return 5;
         names[i] = i == 0 ? "best" : "-avx512";
         n_backends++;

@@ -29,7 +29,8 @@ static void setup(void)
     for (int m = 0; m < N_MASKS; m++) {
         ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
         for (int p = 0; p < N_POOLS; p++)
-            ck_assert_msg(qc_backend_cpu_new(pools[p], &backends[m][p], &err) == QC_OK, "%s", err.msg);
+            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_F32, &backends[m][p], &err) == QC_OK, "%s",
+                          err.msg);
     }
 }
 
@@ -625,7 +626,7 @@ static int whole_life(qc_pool *pool)
     linear_args a = {.w = ones.data, .n_out = 40, .n_in = 40};
     qc_attention_shape s = {40, 2, 1, 20, 0, 1, 0};
     float *buffer = NULL;
-    int rc = qc_backend_cpu_new(pool, &be, &e);
+    int rc = qc_backend_cpu_new(pool, QC_COMPUTE_F32, &be, &e);
     if (rc == QC_OK && !(buffer = be->alloc(be, 10, &e)))
         rc = e.code;
     if (rc == QC_OK)

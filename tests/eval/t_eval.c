@@ -27,7 +27,7 @@ static void setup(fixture *f, const char *name, int n_threads)
     char path[256];
     *f = (fixture){0};
     ck_assert_int_eq(qc_pool_new(n_threads, &f->pool, &err), QC_OK);
-    ck_assert_int_eq(qc_backend_cpu_new(f->pool, &f->be, &err), QC_OK);
+    ck_assert_int_eq(qc_backend_cpu_new(f->pool, QC_COMPUTE_F32, &f->be, &err), QC_OK);
     snprintf(path, sizeof path, "models/tiny/%s", name);
     ck_assert_msg(qc_source_open(test_data(path), &f->src, &err) == QC_OK, "%s", err.msg);
     ck_assert_msg(qc_model_open(f->src, &f->model, &err) == QC_OK, "%s", err.msg);

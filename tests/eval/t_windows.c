@@ -25,7 +25,7 @@ static void setup(fixture *f)
     qc_err err = {0};
     *f = (fixture){0};
     ck_assert_int_eq(qc_pool_new(0, &f->pool, &err), QC_OK);
-    ck_assert_int_eq(qc_backend_cpu_new(f->pool, &f->be, &err), QC_OK);
+    ck_assert_int_eq(qc_backend_cpu_new(f->pool, QC_COMPUTE_F32, &f->be, &err), QC_OK);
     ck_assert_msg(qc_source_open(test_data("models/demo-qwen3"), &f->src, &err) == QC_OK, "%s", err.msg);
     ck_assert_msg(qc_model_open(f->src, &f->model, &err) == QC_OK, "%s", err.msg);
     ck_assert_msg(qc_tokenizer_from_source(f->src, &f->tok, &err) == QC_OK, "%s", err.msg);

@@ -224,7 +224,7 @@ START_TEST(every_allocation_may_fail)
         qc_err err = {0};
         mem_set_file(m, "generation_config.json", "{\"eos_token_id\": [7, 9]}");
         mem_patch(m, "{\"vocab_size\": \"ABSENT\"}");
-        ck_assert_int_eq(qc_backend_cpu_new(NULL, &be, &err), QC_OK);
+        ck_assert_int_eq(qc_backend_cpu_new(NULL, QC_COMPUTE_F32, &be, &err), QC_OK);
         ck_assert_msg(open_and_run(m, be, &err) == QC_OK, "%s", err.msg); /* the backend keeps its scratch */
         qc_alloc_fail_at(0);
         ck_assert_msg(open_and_run(m, be, &err) == QC_OK, "%s", err.msg);

@@ -13,7 +13,7 @@ static qc_backend *open_cpu(qc_pool *pool)
 {
     qc_backend *be = NULL;
     qc_err err = {0};
-    ck_assert_msg(qc_backend_cpu_new(pool, &be, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_backend_cpu_new(pool, QC_COMPUTE_F32, &be, &err) == QC_OK, "%s", err.msg);
     return be;
 }
 

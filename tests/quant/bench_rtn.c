@@ -101,7 +101,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         qc_pool *pool = NULL;
         if (qc_cpu_set_mask(masks[i], &err) < 0 || qc_pool_new(threads, &pool, &err) < 0 ||
-            qc_backend_cpu_new(pool, &b.be, &err) < 0)
+            qc_backend_cpu_new(pool, QC_COMPUTE_F32, &b.be, &err) < 0)
             fail(&err);
         run_modes(&b);
         qc_backend_close(b.be);

@@ -67,7 +67,7 @@ static inline quant_run quantize(const char *mask, int n_threads, const float *w
     qc_err err;
     ck_assert_int_eq(qc_cpu_set_mask(mask, &err), 0);
     ck_assert_int_eq(qc_pool_new(n_threads, &pool, &err), 0);
-    ck_assert_int_eq(qc_backend_cpu_new(pool, &be, &err), 0);
+    ck_assert_int_eq(qc_backend_cpu_new(pool, QC_COMPUTE_F32, &be, &err), 0);
     quant_run q = quantize_on(be, w, n_rows, n_cols, spec, col_weight);
     qc_backend_close(be);
     qc_pool_free(pool);

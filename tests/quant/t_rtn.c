@@ -297,7 +297,7 @@ START_TEST(out_of_memory)
     qc_quant_stats stats = {0};
     qc_backend *be;
     qc_err err;
-    ck_assert_int_eq(qc_backend_cpu_new(NULL, &be, &err), 0);
+    ck_assert_int_eq(qc_backend_cpu_new(NULL, QC_COMPUTE_F32, &be, &err), 0);
     long nth = 1;
     for (;; nth++) {
         qc_alloc_fail_at(nth);

@@ -112,7 +112,7 @@ START_TEST(threads_and_blocks)
         quant_run_free(&q);
     }
     qc_backend *be;
-    ck_assert_int_eq(qc_backend_cpu_new(NULL, &be, NULL), 0);
+    ck_assert_int_eq(qc_backend_cpu_new(NULL, QC_COMPUTE_F32, &be, NULL), 0);
     for (int64_t block = 1; block < ROWS; block += 13) {
         qc_quant_stats stats = {0};
         for (int64_t r = 0; r < ROWS; r += block) {

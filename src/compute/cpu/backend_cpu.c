@@ -206,8 +206,10 @@ static void cpu_close(qc_backend *be)
     qc_free(cb);
 }
 
-int qc_backend_cpu_new(qc_pool *pool, qc_backend **ret, qc_err *err)
+int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_err *err)
 {
+    if (compute != QC_COMPUTE_F32)
+        return qc_fail(err, QC_E_UNSUPPORTED, "bf16 products are not built yet");
     qc_cpu_backend *cb = qc_calloc(1, sizeof *cb);
     if (!cb)
         return qc_fail_nomem(err, "CPU backend", sizeof *cb);

@@ -1,0 +1,51 @@
+/* Statistics of one input over many tokens: H = sum x x^T, sum |x|, max |x|, count.
+ *
+ * Tokens are taken in blocks of QC_HESSIAN_BLOCK; each block is summed in float32 in token order, and blocks
+ * are added as a binary tree over their global index (blocks 2i and 2i + 1 of a level are one block of the
+ * next). The sum of a run of blocks therefore is the same however the run was cut into shards, provided that
+ * the cuts lie between blocks: a shard keeps at most two partial sums per level of the tree, and merging them
+ * joins siblings. */
+#ifndef QC_HESSIAN_H
+#define QC_HESSIAN_H
+
+#include "backend.h"
+
+#define QC_HESSIAN_BLOCK 2048
+
+/* Sum over blocks index << level .. ((index + 1) << level) - 1. */
+typedef struct qc_hessian_part {
+    int level;
+    int64_t index;
+    float *h;       /* [n, n], lower triangle, backend memory */
+    float *sum_abs; /* [n], backend memory */
+} qc_hessian_part;
+
+typedef struct qc_hessian {
+    qc_backend *be; /* borrowed */
+    int64_t n;      /* input width */
+    int64_t n_tokens;
+    float *max_abs;         /* [n], backend memory */
+    qc_hessian_part *parts; /* in ascending order of blocks; owned */
+    int n_parts, cap_parts;
+    int64_t next_block;   /* global index of the block being filled */
+    int64_t block_tokens; /* tokens in it so far */
+} qc_hessian;
+
+/* Start at block `first_block` of the corpus. */
+int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block,
+                    qc_err *err) QC_WARN_UNUSED;
+void qc_hessian_clear(qc_hessian *hs);
+
+/* Take tokens x[n_tokens, n] (backend memory, stride ldx). */
+int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
+
+/* Put a part behind those that are there (from a statistics file); takes its buffers. QC_E_INPUT if its
+ * blocks do not follow. */
+int qc_hessian_append(qc_hessian *hs, const qc_hessian_part *part, qc_err *err) QC_WARN_UNUSED;
+
+/* Close the last block, add what is left in ascending order of size and fill the upper triangle: *ret_h [n,
+ * n] and *ret_sum_abs [n] are owned by hs. Nothing can be added afterwards. */
+int qc_hessian_finish(qc_hessian *hs, const float **ret_h, const float **ret_sum_abs,
+                      qc_err *err) QC_WARN_UNUSED;
+
+#endif

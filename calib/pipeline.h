@@ -1,0 +1,43 @@
+/* Calibrated quantization of the decoder layers, one after the other: each layer's matrices are quantized
+ * stage by stage (qkv | o | gate, up | down) from statistics of inputs that the already quantized part of the
+ * model produces
+ * ("true sequential", GPTQ), then the layer's output feeds the next one. Memory: the residual stream, one
+ * stage's inputs, one layer's weights and one input's statistics. */
+#ifndef QC_PIPELINE_H
+#define QC_PIPELINE_H
+
+#include "convert.h"
+#include "corpus.h"
+#include "gptq.h"
+#include "journal.h"
+
+typedef struct qc_pipeline_options {
+    bool gptq; /* else RTN with statistics as column weights */
+    qc_gptq_options gptq_options;
+    bool original_inputs;  /* statistics of the 16-bit stream instead of the quantized one */
+    double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
+    int act_bits;          /* activations quantized on the fly; 0 = none */
+    int64_t act_group;     /* columns that share an activation scale; 0 = whole token */
+    uint64_t memory_bytes; /* cap for the whole process, 0 = none: streams spill to scratch */
+    const char *scratch_folder;
+    void (*progress)(void *ctx, double fraction);
+    void *progress_ctx;
+} qc_pipeline_options;
+
+/* Wall seconds by kind of work. */
+typedef struct qc_pipeline_times {
+    double forward, hessian, factor, solve, pack, io;
+} qc_pipeline_times;
+
+/* Bytes of memory with all streams in memory, and at least; scratch bytes of the latter. */
+void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
+                            const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
+                            uint64_t *ret_scratch);
+
+/* Quantize the matrices of all layers that the plan wants quantized, into the journal; layers that it has
+ * already are only run through. QC_E_INPUT: a value that is not finite (layer and tensor named). */
+int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
+                    const qc_corpus *corpus, const qc_pipeline_options *options, qc_journal *journal,
+                    qc_event_list *events, qc_pipeline_times *times, qc_err *err) QC_WARN_UNUSED;
+
+#endif

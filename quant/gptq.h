@@ -1,0 +1,66 @@
+/* GPTQ: rounding by second order statistics (docs/methods/gptq.md). One preparation serves all matrices that
+ * share an input; each matrix is then solved on its own. */
+#ifndef QC_GPTQ_H
+#define QC_GPTQ_H
+
+#include "backend.h"
+#include "qc_quant_spec.h"
+
+/* Order in which columns are rounded. Groups of columns and their scales stay where they are in all of them.
+ */
+typedef enum {
+    QC_ORDER_NATURAL = 0, /* as stored */
+    QC_ORDER_STATIC,      /* diag(H) descending ("act-order, static groups") */
+    QC_ORDER_MIN_PIVOT    /* smallest Schur complement last (arXiv 2507.18553) */
+} qc_gptq_order;
+
+typedef struct qc_gptq_options {
+    qc_gptq_order order;
+    double damp;    /* added to the diagonal, as a fraction of its mean; >= 0 */
+    bool refit;     /* fit the scales again after the codes */
+    int64_t sweeps; /* of refit (if set) and coordinate descent after the solve */
+} qc_gptq_options;
+
+/* What measured best (docs/methods/gptq.md). */
+qc_gptq_options qc_gptq_defaults(void);
+
+/* What preparing an input led to. */
+typedef struct qc_gptq_input_info {
+    double damp;      /* used; more than asked for if the factorisation failed at first */
+    int n_raises;     /* how often it was raised */
+    int64_t n_dead;   /* columns that were 0 in all tokens */
+    bool failed;      /* no damping helped: matrices are rounded to nearest */
+    double mean_diag; /* of H, dead columns left out */
+} qc_gptq_input_info;
+
+typedef struct qc_gptq_input qc_gptq_input;
+
+/* Prepare h[n, n] (backend memory, full, sum or mean of x x^T: its scale does not matter; borrowed until
+ * qc_gptq_input_free). QC_E_INPUT: a NaN or infinity in h, or a negative diagonal. */
+int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_options *options,
+                      qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err) QC_WARN_UNUSED;
+void qc_gptq_input_free(qc_gptq_input *input);
+
+/* Corrected target (Qronos; docs/methods/gptq.md): w[n_rows, n] += alpha w D (H + damping)^-1 with d[n, n] =
+ * sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was taken from; in place, host
+ * memory. */
+int qc_gptq_correct_target(qc_gptq_input *input, const float *d, double alpha, float *w, int64_t n_rows,
+                           qc_err *err) QC_WARN_UNUSED;
+
+/* Errors of one matrix, all as sum over its rows of e H e^T with the undamped H. */
+typedef struct qc_gptq_result {
+    double error;       /* of the codes that were returned */
+    double error_rtn;   /* of RTN with the same grid and the same search */
+    double norm;        /* w H w^T */
+    int64_t n_rtn_rows; /* rows where RTN was better and was taken */
+    bool all_rtn;       /* the input could not be prepared */
+} qc_gptq_result;
+
+/* Put w[n_rows, n] (host, finite) on the grid of the spec; the scale search weights columns by diag(H). Dead
+ * columns get the code nearest to 0. Fills *rows (arrays sized by the caller, all rows at once) and adds to
+ * *stats (against w; weighted by diag(H)). No row is worse than RTN's. */
+int qc_gptq_matrix(qc_gptq_input *input, const float *w, int64_t n_rows, const qc_quant_spec *spec,
+                   qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret,
+                   qc_err *err) QC_WARN_UNUSED;
+
+#endif
