@@ -24,20 +24,20 @@ typedef struct qc_pipeline_options {
     void *progress_ctx;
 } qc_pipeline_options;
 
-/* Wall seconds by kind of work. */
-typedef struct qc_pipeline_times {
-    double forward, hessian, factor, solve, pack, io;
-} qc_pipeline_times;
-
 /* Bytes of memory with all streams in memory, and at least; scratch bytes of the latter. */
 void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
                             const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
                             uint64_t *ret_scratch);
 
 /* Quantize the matrices of all layers that the plan wants quantized, into the journal; layers that it has
- * already are only run through. QC_E_INPUT: a value that is not finite (layer and tensor named). */
+ * already are only run through. The journal gets, per layer, the codes under the tensors' names and a
+ * qc_layer_record as text under qc_pipeline_record_name. QC_E_INPUT: a value that is not finite (layer and
+ * input named). */
 int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
                     const qc_corpus *corpus, const qc_pipeline_options *options, qc_journal *journal,
-                    qc_event_list *events, qc_pipeline_times *times, qc_err *err) QC_WARN_UNUSED;
+                    qc_err *err) QC_WARN_UNUSED;
+
+/* "layer.N"; cut to cap_bytes. */
+void qc_pipeline_record_name(int layer, char *ret, size_t cap_bytes);
 
 #endif

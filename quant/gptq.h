@@ -36,7 +36,9 @@ typedef struct qc_gptq_input_info {
 typedef struct qc_gptq_input qc_gptq_input;
 
 /* Prepare h[n, n] (backend memory, full, sum or mean of x x^T: its scale does not matter; borrowed until
- * qc_gptq_input_free). QC_E_INPUT: a NaN or infinity in h, or a negative diagonal. */
+ * qc_gptq_input_free). options NULL: nothing is factorised, matrices are rounded to nearest with diag(H) as
+ * column weights (and are no fallback: info->failed stays false). QC_E_INPUT: a NaN or infinity in h, or a
+ * negative diagonal. */
 int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_options *options,
                       qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err) QC_WARN_UNUSED;
 void qc_gptq_input_free(qc_gptq_input *input);

@@ -1,0 +1,591 @@
+#include "pipeline.h"
+
+#include "family.h"
+#include "hessian.h"
+#include "layer_record.h"
+#include "qc_alloc.h"
+#include "qc_math.h"
+#include "qc_time.h"
+#include "stream.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Rows of a matrix that are solved at once: 64 MiB of float32. */
+#define SOLVE_ELEMS (16 << 20)
+
+typedef struct pipeline {
+    const qc_convert_plan *plan;
+    const qc_model *model;
+    qc_backend *be;
+    const qc_corpus *corpus;
+    const qc_pipeline_options *options;
+    qc_journal *journal;
+    qc_workspace *ws;
+    qc_stream x;     /* residual stream that statistics are taken from */
+    qc_stream x_ref; /* that of the 16-bit model, for corrected targets */
+    qc_stream
+        kept; /* inputs of the stage that is being quantized, for its output: [tokens, widest of o, down] */
+    float *host;                                           /* staging of spilled streams */
+    float *buffer_x, *buffer_ref, *buffer_u, *buffer_diff; /* one window each, backend memory */
+    double work_done, work_all;
+} pipeline;
+
+/* The layer in work. */
+typedef struct layer_job {
+    pipeline *p;
+    int index;
+    qc_layer *layer; /* becomes the quantized one, matrix by matrix */
+    qc_layer *ref;   /* the 16-bit one; NULL unless targets are corrected */
+    qc_layer_record record;
+} layer_job;
+
+void qc_pipeline_record_name(int layer, char *ret, size_t cap_bytes)
+{
+    snprintf(ret, cap_bytes, "layer.%d", layer);
+}
+
+static int64_t total_tokens(const qc_corpus *corpus)
+{
+    return corpus->n_windows * corpus->length;
+}
+
+static bool keeps_output(qc_stage stage)
+{
+    return stage == QC_STAGE_O || stage == QC_STAGE_DOWN;
+}
+
+static int64_t kept_width(const qc_model_config *c)
+{
+    return qc_max_i64(qc_stage_width(c, QC_STAGE_O), qc_stage_width(c, QC_STAGE_DOWN));
+}
+
+static int64_t widest(const qc_model_config *c)
+{
+    return qc_max_i64(kept_width(c), c->hidden);
+}
+
+/* ---- streams ---- */
+
+/* Window i of a stream in backend memory: in place where that is possible, else copied to `buffer`. */
+static int borrow(pipeline *p, const qc_stream *s, int64_t window, float *buffer, float **ret, qc_err *err)
+{
+    int64_t n = p->corpus->length, at = window * n;
+    if (p->be->host_memory && s->data) {
+        *ret = s->data + at * s->hidden;
+        return QC_OK;
+    }
+    *ret = buffer;
+    QC_TRY(qc_stream_get(s, at, n, p->host, err));
+    return p->be->upload(p->be, buffer, p->host, n * s->hidden, err);
+}
+
+static int give_back(pipeline *p, qc_stream *s, int64_t window, const float *x, const float *buffer,
+                     qc_err *err)
+{
+    int64_t n = p->corpus->length;
+    if (x != buffer)
+        return QC_OK;
+    QC_TRY(p->be->download(p->be, p->host, x, n * s->hidden, err));
+    return qc_stream_put(s, window * n, n, p->host, err);
+}
+
+static int embed_all(pipeline *p, qc_err *err)
+{
+    int64_t n = p->corpus->length;
+    for (int64_t i = 0; i < p->corpus->n_windows; i++) {
+        QC_TRY(qc_model_embed(p->model, p->corpus->ids + i * n, n, p->host, err));
+        QC_TRY(qc_stream_put(&p->x, i * n, n, p->host, err));
+        if (p->x_ref.n_tokens)
+            QC_TRY(qc_stream_put(&p->x_ref, i * n, n, p->host, err));
+    }
+    return QC_OK;
+}
+
+/* A layer's weights or its inputs were broken: say where, not just that the end is no number. */
+static int check_stream(pipeline *p, const qc_stream *s, int layer, qc_err *err)
+{
+    int64_t n = p->corpus->length, bad;
+    for (int64_t i = 0; i < p->corpus->n_windows; i++) {
+        const float *x = s->data + i * n * s->hidden;
+        if (!s->data) {
+            QC_TRY(qc_stream_get(s, i * n, n, p->host, err));
+            x = p->host;
+        }
+        if ((bad = qc_first_nonfinite(x, n * s->hidden)) >= 0)
+            return qc_fail(
+                err, QC_E_INPUT,
+                "%s: layer %d gives a value that is not finite (calibration window %lld, token %lld)",
+                p->model->src->path, layer, (long long)i, (long long)(bad / s->hidden));
+    }
+    return QC_OK;
+}
+
+static int advance(pipeline *p, double work, qc_err *err)
+{
+    p->work_done += work;
+    if (p->options->progress && p->work_all > 0)
+        p->options->progress(p->options->progress_ctx, p->work_done / p->work_all);
+    return qc_check_interrupt(err);
+}
+
+/* ---- statistics of one stage ---- */
+
+typedef struct stage_stats {
+    qc_hessian hessian;
+    const float *h; /* of the hessian, after finish */
+    float *drift;   /* sum of (x16 - x) x^T, [n, n]; NULL without correction */
+} stage_stats;
+
+static void stage_stats_clear(stage_stats *s, qc_backend *be)
+{
+    qc_hessian_clear(&s->hessian);
+    if (s->drift)
+        be->free(be, s->drift);
+}
+
+/* The 16-bit stream of one window: its input of the stage against u; it goes on by itself at the end of each
+ * half. */
+static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
+                     stage_stats *stats, qc_err *err)
+{
+    pipeline *p = j->p;
+    qc_backend *be = p->be;
+    int64_t n = p->corpus->length;
+    float *x;
+    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x, err));
+    QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x, p->buffer_diff, n, err));
+    if (keeps_output(stage)) {
+        QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x, n, err));
+        QC_TRY(give_back(p, &p->x_ref, window, x, p->buffer_ref, err));
+    }
+    QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
+    return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, 1, err);
+}
+
+static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err)
+{
+    pipeline *p = j->p;
+    qc_backend *be = p->be;
+    int64_t n = p->corpus->length, width = qc_stage_width(&p->model->config, stage);
+    QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
+    if (j->ref) {
+        float *zeros = qc_calloc((size_t)(width * width), sizeof *zeros);
+        if (!zeros || !(stats->drift = be->alloc(be, width * width, err))) {
+            qc_free(zeros);
+            return qc_fail_nomem(err, "statistics", (unsigned long long)(width * width) * 4);
+        }
+        int rc = be->upload(be, stats->drift, zeros, width * width, err);
+        qc_free(zeros);
+        QC_TRY(rc);
+    }
+    for (int64_t i = 0; i < p->corpus->n_windows; i++) {
+        float *x, *u = p->buffer_u;
+        double start = qc_now_seconds();
+        QC_TRY(borrow(p, &p->x, i, p->buffer_x, &x, err));
+        if (keeps_output(stage) && be->host_memory && p->kept.data)
+            u = p->kept.data + i * n * width; /* the stream's rows are as wide as this stage needs */
+        QC_TRY(qc_layer_stage_input(j->layer, p->ws, stage, x, u, n, err));
+        if (keeps_output(stage))
+            QC_TRY(give_back(p, &p->kept, i, u, p->buffer_u, err));
+        j->record.times.forward += qc_now_seconds() - start;
+        start = qc_now_seconds();
+        QC_TRY(qc_hessian_add(&stats->hessian, u, width, n, err));
+        j->record.times.hessian += qc_now_seconds() - start;
+        start = qc_now_seconds();
+        if (j->ref)
+            QC_TRY(add_drift(j, stage, i, u, width, stats, err));
+        j->record.times.forward += qc_now_seconds() - start;
+        QC_TRY(advance(p, (double)(width * n), err));
+    }
+    double start = qc_now_seconds();
+    const float *sum_abs;
+    QC_TRY(qc_hessian_finish(&stats->hessian, &stats->h, &sum_abs, err));
+    j->record.times.hessian += qc_now_seconds() - start;
+    return QC_OK;
+}
+
+/* ---- one matrix ---- */
+
+typedef struct matrix_job {
+    const qc_convert_item *item;
+    const qc_tensor_info *info;
+    int64_t n_rows, n_cols;
+    float *w; /* [block of rows, n_cols] */
+    qc_code_rows rows;
+} matrix_job;
+
+static void matrix_job_clear(matrix_job *m)
+{
+    qc_free(m->w);
+    qc_free(m->rows.codes);
+    qc_free(m->rows.scales);
+    qc_free(m->rows.zeros);
+}
+
+static int64_t rows_per_solve(int64_t n_rows, int64_t n_cols)
+{
+    return qc_min_i64(n_rows, qc_max_i64(1, SOLVE_ELEMS / n_cols));
+}
+
+static int matrix_job_alloc(matrix_job *m, qc_err *err)
+{
+    const qc_grid *grid = &m->item->spec.grid;
+    size_t n = (size_t)(m->n_rows * m->n_cols),
+           groups = (size_t)(m->n_rows * qc_ceil_div(m->n_cols, grid->group_elems));
+    m->w = qc_alloc((size_t)(rows_per_solve(m->n_rows, m->n_cols) * m->n_cols), sizeof *m->w);
+    m->rows = (qc_code_rows){.n_rows = m->n_rows,
+                             .codes = qc_alloc(n, 1),
+                             .scales = qc_alloc(groups, sizeof *m->rows.scales),
+                             .zeros = grid->symmetric ? NULL : qc_alloc(groups, 1)};
+    if (m->w && m->rows.codes && m->rows.scales && (grid->symmetric || m->rows.zeros))
+        return QC_OK;
+    return qc_fail_nomem(err, m->info->name, (unsigned long long)n * 5);
+}
+
+static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
+{
+    int64_t groups = qc_ceil_div(m->n_cols, m->item->spec.grid.group_elems);
+    return (qc_code_rows){.n_rows = n,
+                          .codes = m->rows.codes + row * m->n_cols,
+                          .scales = m->rows.scales + row * groups,
+                          .zeros = m->rows.zeros ? m->rows.zeros + row * groups : NULL};
+}
+
+static int solve_matrix(layer_job *j, matrix_job *m, qc_gptq_input *input, const stage_stats *stats,
+                        qc_matrix_record *record, qc_err *err)
+{
+    const qc_source *src = j->p->model->src;
+    int64_t step = rows_per_solve(m->n_rows, m->n_cols);
+    for (int64_t row = 0; row < m->n_rows; row += step) {
+        int64_t n = qc_min_i64(step, m->n_rows - row), at;
+        double start = qc_now_seconds();
+        QC_TRY(src->read_rows(src, m->item->tensor, row, n, m->w, err));
+        src->release(src, m->item->tensor, row, n);
+        j->record.times.io += qc_now_seconds() - start;
+        if ((at = qc_first_nonfinite(m->w, n * m->n_cols)) >= 0)
+            return qc_fail(err, QC_E_INPUT, "%s: tensor %s holds a NaN or infinity at row %lld, column %lld",
+                           src->path, m->info->name, (long long)(row + at / m->n_cols),
+                           (long long)(at % m->n_cols));
+        start = qc_now_seconds();
+        qc_gptq_result r;
+        qc_code_rows rows = rows_from(m, row, n);
+        if (stats->drift)
+            QC_TRY(qc_gptq_correct_target(input, stats->drift, j->p->options->correct, m->w, n, err));
+        QC_TRY(qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err));
+        record->result.error += r.error;
+        record->result.error_rtn += r.error_rtn;
+        record->result.norm += r.norm;
+        record->result.n_rtn_rows += r.n_rtn_rows;
+        record->result.all_rtn = r.all_rtn;
+        j->record.times.solve += qc_now_seconds() - start;
+    }
+    return QC_OK;
+}
+
+static int fetch_decoded(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+{
+    const matrix_job *m = ctx;
+    qc_code_rows rows = rows_from(m, row0, n_rows);
+    (void)err;
+    qc_code_rows_decode(&rows, &m->item->spec.grid, m->n_cols, dst);
+    return QC_OK;
+}
+
+static const qc_convert_item *planned(const pipeline *p, int64_t tensor)
+{
+    for (int64_t i = 0; i < p->plan->n_items; i++)
+        if (p->plan->items[i].tensor == tensor)
+            return &p->plan->items[i];
+    return NULL;
+}
+
+static void matrix_job_init(const pipeline *p, int layer, qc_slot slot, matrix_job *m)
+{
+    int64_t tensor = qc_model_tensor(p->model, layer, slot);
+    *m = (matrix_job){.item = planned(p, tensor), .info = p->model->src->info(p->model->src, tensor)};
+    m->n_rows = qc_tensor_rows(m->info);
+    m->n_cols = qc_tensor_cols(m->info);
+}
+
+static const char *order_name(qc_gptq_order order)
+{
+    return order == QC_ORDER_NATURAL ? "none" : order == QC_ORDER_STATIC ? "static" : "min-pivot";
+}
+
+static int quantize_matrix(layer_job *j, qc_slot slot, qc_gptq_input *input, const stage_stats *stats,
+                           const qc_gptq_input_info *info, double seconds_before, qc_err *err)
+{
+    pipeline *p = j->p;
+    matrix_job m;
+    double start = qc_now_seconds();
+    matrix_job_init(p, j->index, slot, &m);
+    qc_matrix_record record = {
+        .name = (char *)(uintptr_t)m.info->name,
+        .method = p->options->gptq && !info->failed ? "gptq" : "rtn",
+        .order = p->options->gptq && !info->failed ? order_name(p->options->gptq_options.order) : NULL,
+        .input = *info,
+        .tokens = stats->hessian.n_tokens};
+    int rc = matrix_job_alloc(&m, err);
+    if (rc == QC_OK && (rc = solve_matrix(j, &m, input, stats, &record, err)) == QC_OK) {
+        double pack = qc_now_seconds();
+        rc = qc_journal_put_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, &m.rows, err);
+        if (rc == QC_OK && !p->options->original_inputs)
+            rc = qc_layer_set_matrix(j->layer, slot, fetch_decoded, &m, err);
+        j->record.times.pack += qc_now_seconds() - pack;
+    }
+    matrix_job_clear(&m);
+    record.seconds = qc_now_seconds() - start + seconds_before;
+    return rc == QC_OK ? qc_layer_record_add(&j->record, &record, err) : rc;
+}
+
+/* ---- one stage ---- */
+
+static int note_input(layer_job *j, qc_stage stage, const qc_gptq_input_info *info, qc_err *err)
+{
+    char subject[64];
+    snprintf(subject, sizeof subject, "layer %d, %s", j->index, qc_stage_name(stage));
+    if (!j->p->options->gptq)
+        return QC_OK;
+    if (info->failed)
+        return qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "rtn_fallback", subject, 1, err,
+                            "the statistics can not be factorised with any damping up to %g", info->damp);
+    if (info->n_raises)
+        QC_TRY(qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "damping", subject, 1, err,
+                            "raised to %g in %d steps", info->damp, info->n_raises));
+    if (info->n_dead)
+        return qc_event_add(&j->record.events, QC_EVENT_NOTE, "dead_columns", subject, info->n_dead, err,
+                            "inputs that are 0 in all calibration tokens");
+    return QC_OK;
+}
+
+static bool any_quantized(const layer_job *j, qc_stage stage)
+{
+    for (const qc_slot *s = qc_stage_slots(stage); *s != QC_N_SLOTS; s++)
+        if (planned(j->p, qc_model_tensor(j->p->model, j->index, *s))->action == QC_ACTION_QUANTIZED)
+            return true;
+    return false;
+}
+
+static int quantize_stage(layer_job *j, qc_stage stage, const stage_stats *stats, qc_err *err)
+{
+    pipeline *p = j->p;
+    qc_gptq_input *input = NULL;
+    qc_gptq_input_info info;
+    double start = qc_now_seconds(), seconds;
+    int rc = qc_gptq_input_new(p->be, stats->h, stats->hessian.n,
+                               p->options->gptq ? &p->options->gptq_options : NULL, &input, &info, err);
+    if (rc < 0)
+        return qc_err_prefix(err, "%s: layer %d, input of %s", p->model->src->path, j->index,
+                             qc_stage_name(stage));
+    seconds = qc_now_seconds() - start;
+    j->record.times.factor += seconds;
+    rc = note_input(j, stage, &info, err);
+    for (const qc_slot *s = qc_stage_slots(stage); *s != QC_N_SLOTS && rc == QC_OK; s++) {
+        if (planned(p, qc_model_tensor(p->model, j->index, *s))->action != QC_ACTION_QUANTIZED)
+            continue;
+        rc = quantize_matrix(j, *s, input, stats, &info, seconds, err);
+        seconds = 0;
+    }
+    qc_gptq_input_free(input);
+    return rc;
+}
+
+/* x += output of the stage's kept inputs. */
+static int put_output(layer_job *j, qc_stage stage, qc_err *err)
+{
+    pipeline *p = j->p;
+    double start = qc_now_seconds();
+    for (int64_t i = 0; i < p->corpus->n_windows; i++) {
+        float *x, *u;
+        QC_TRY(borrow(p, &p->x, i, p->buffer_x, &x, err));
+        QC_TRY(borrow(p, &p->kept, i, p->buffer_u, &u, err));
+        QC_TRY(qc_layer_stage_output(j->layer, p->ws, stage, u, x, p->corpus->length, err));
+        QC_TRY(give_back(p, &p->x, i, x, p->buffer_x, err));
+    }
+    j->record.times.forward += qc_now_seconds() - start;
+    return QC_OK;
+}
+
+static int run_stage(layer_job *j, qc_stage stage, qc_err *err)
+{
+    pipeline *p = j->p;
+    stage_stats stats = {.drift = NULL};
+    p->kept.hidden = qc_stage_width(&p->model->config, stage);
+    int rc = collect(j, stage, &stats, err);
+    if (rc == QC_OK && any_quantized(j, stage))
+        rc = quantize_stage(j, stage, &stats, err);
+    stage_stats_clear(&stats, p->be);
+    return rc == QC_OK && keeps_output(stage) ? put_output(j, stage, err) : rc;
+}
+
+/* ---- one layer ---- */
+
+static int finish_record(layer_job *j, qc_err *err)
+{
+    char name[32];
+    qc_pipeline_record_name(j->index, name, sizeof name);
+    char *text = qc_layer_record_print(&j->record);
+    if (!text)
+        return qc_fail_nomem(err, "record of a layer", 4096);
+    int rc = qc_journal_put_text(j->p->journal, name, text, err);
+    qc_free(text);
+    return rc == QC_OK ? qc_journal_end_layer(j->p->journal, err) : rc;
+}
+
+static int load_layers(layer_job *j, qc_err *err)
+{
+    pipeline *p = j->p;
+    double start = qc_now_seconds();
+    QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->layer, err));
+    if (p->x_ref.n_tokens)
+        QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->ref, err));
+    qc_layer_set_acts(j->layer, p->options->act_bits, p->options->act_group);
+    j->record.times.io += qc_now_seconds() - start;
+    return QC_OK;
+}
+
+static int quantize_layer(layer_job *j, qc_err *err)
+{
+    QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
+    QC_TRY(load_layers(j, err));
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        QC_TRY(run_stage(j, (qc_stage)stage, err));
+    QC_TRY(check_stream(j->p, &j->p->x, j->index, err));
+    return finish_record(j, err);
+}
+
+/* A layer that the journal has: its codes take the place of the solve. */
+static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
+{
+    pipeline *p = j->p;
+    matrix_job m;
+    matrix_job_init(p, j->index, slot, &m);
+    if (m.item->action != QC_ACTION_QUANTIZED || p->options->original_inputs)
+        return QC_OK;
+    int rc = matrix_job_alloc(&m, err);
+    if (rc == QC_OK)
+        rc = qc_journal_read_codes(p->journal, m.info->name, 0, m.n_rows, &m.rows, NULL, err);
+    if (rc == QC_OK)
+        rc = qc_layer_set_matrix(j->layer, slot, fetch_decoded, &m, err);
+    matrix_job_clear(&m);
+    return rc;
+}
+
+static int forward_all(layer_job *j, const qc_layer *layer, qc_stream *stream, float *buffer, qc_err *err)
+{
+    pipeline *p = j->p;
+    for (int64_t i = 0; i < p->corpus->n_windows; i++) {
+        float *x;
+        QC_TRY(borrow(p, stream, i, buffer, &x, err));
+        QC_TRY(qc_layer_forward(layer, p->ws, x, p->corpus->length, err));
+        QC_TRY(give_back(p, stream, i, x, buffer, err));
+        QC_TRY(qc_check_interrupt(err));
+    }
+    return QC_OK;
+}
+
+static int replay_layer(layer_job *j, qc_err *err)
+{
+    pipeline *p = j->p;
+    QC_TRY(load_layers(j, err));
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        for (const qc_slot *s = qc_stage_slots((qc_stage)stage); *s != QC_N_SLOTS; s++)
+            QC_TRY(set_from_journal(j, *s, err));
+    QC_TRY(forward_all(j, j->layer, &p->x, p->buffer_x, err));
+    if (j->ref)
+        QC_TRY(forward_all(j, j->ref, &p->x_ref, p->buffer_ref, err));
+    return QC_OK;
+}
+
+static int run_layer(pipeline *p, int index, qc_err *err)
+{
+    layer_job j = {.p = p, .index = index, .record.layer = index};
+    int rc = index < qc_journal_n_layers(p->journal) ? replay_layer(&j, err) : quantize_layer(&j, err);
+    qc_layer_free(j.layer);
+    qc_layer_free(j.ref);
+    qc_layer_record_clear(&j.record);
+    return rc;
+}
+
+/* ---- the whole ---- */
+
+void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
+                            const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
+                            uint64_t *ret_scratch)
+{
+    int64_t tokens = total_tokens(corpus), n_streams = options->correct > 0 ? 2 : 1, w = widest(config);
+    uint64_t h = (uint64_t)(w * w) * 4, levels = 2;
+    while (1ll << levels < tokens / QC_HESSIAN_BLOCK)
+        levels++;
+    uint64_t layer = qc_layer_bytes(config), window = (uint64_t)(corpus->length * w) * 4;
+    *ret_scratch = (uint64_t)tokens * (uint64_t)(n_streams * config->hidden + kept_width(config)) * 4;
+    /* beside the layer: the partial sums of H or H and its factor, and a matrix with its errors, targets and
+     * codes */
+    *ret_least = qc_workspace_bytes(config, corpus->length) + (uint64_t)n_streams * (layer + window) +
+                 3 * window + h * qc_max_i64((int64_t)levels, 3) + 4 * (uint64_t)SOLVE_ELEMS;
+    *ret_full = *ret_least + *ret_scratch;
+}
+
+static int open_pipeline(pipeline *p, qc_err *err)
+{
+    const qc_model_config *c = &p->model->config;
+    const qc_pipeline_options *o = p->options;
+    int64_t n = p->corpus->length, tokens = total_tokens(p->corpus), w = widest(c);
+    uint64_t full, least, scratch;
+    qc_pipeline_plan_bytes(c, p->corpus, o, &full, &least, &scratch);
+    bool spill = o->memory_bytes && full > o->memory_bytes;
+    if (o->memory_bytes && least > o->memory_bytes)
+        return qc_fail(err, QC_E_RESOURCE, "calibration needs at least %llu MB, the memory cap is %llu MB",
+                       (unsigned long long)(least / 1000000 + 1),
+                       (unsigned long long)(o->memory_bytes / 1000000));
+    QC_TRY(qc_stream_open(&p->x, tokens, c->hidden, spill, o->scratch_folder, err));
+    QC_TRY(qc_stream_open(&p->kept, tokens, kept_width(c), spill, o->scratch_folder, err));
+    if (o->correct > 0)
+        QC_TRY(qc_stream_open(&p->x_ref, tokens, c->hidden, spill, o->scratch_folder, err));
+    QC_TRY(qc_workspace_new(p->model, p->be, n, &p->ws, err));
+    float **buffers[] = {&p->buffer_x, &p->buffer_u, &p->buffer_ref, &p->buffer_diff};
+    for (int i = 0; i < (o->correct > 0 ? 4 : 2); i++)
+        if (!(*buffers[i] = p->be->alloc(p->be, n * w, err)))
+            return QC_E_RESOURCE;
+    if (!(p->host = qc_alloc((size_t)(n * w), sizeof *p->host)))
+        return qc_fail_nomem(err, "calibration", (unsigned long long)(n * w) * 4);
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens * (double)c->n_layers;
+    return QC_OK;
+}
+
+static void close_pipeline(pipeline *p)
+{
+    qc_stream_close(&p->x);
+    qc_stream_close(&p->kept);
+    qc_stream_close(&p->x_ref);
+    qc_workspace_free(p->ws);
+    float *buffers[] = {p->buffer_x, p->buffer_u, p->buffer_ref, p->buffer_diff};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        if (buffers[i])
+            p->be->free(p->be, buffers[i]);
+    qc_free(p->host);
+}
+
+int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
+                    const qc_corpus *corpus, const qc_pipeline_options *options, qc_journal *journal,
+                    qc_err *err)
+{
+    pipeline p = {.plan = plan,
+                  .model = model,
+                  .be = be,
+                  .corpus = corpus,
+                  .options = options,
+                  .journal = journal,
+                  .x.fd = -1,
+                  .x_ref.fd = -1,
+                  .kept.fd = -1};
+    int rc;
+    if ((rc = open_pipeline(&p, err)) == QC_OK)
+        rc = embed_all(&p, err);
+    for (int layer = 0; layer < model->config.n_layers && rc == QC_OK; layer++)
+        rc = run_layer(&p, layer, err);
+    close_pipeline(&p);
+    return rc;
+}
