@@ -4,6 +4,7 @@
 #include "hessian.h"
 #include "layer_record.h"
 #include "qc_alloc.h"
+#include "qc_file.h"
 #include "qc_math.h"
 #include "qc_time.h"
 #include "stream.h"
