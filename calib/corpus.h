@@ -16,11 +16,15 @@ typedef enum {
     QC_SAMPLE_RANDOM /* seeded, one window in each of n equal parts of the text */
 } qc_sample;
 
+/* What a document of a .txt file is. */
+typedef enum { QC_DOCUMENTS_WHOLE = 0, QC_DOCUMENTS_BLANK_LINE } qc_documents;
+
 typedef struct qc_corpus_options {
     int64_t windows; /* wanted */
     int64_t length;  /* tokens per window; 0 = min(2048, max_positions) */
     qc_sample sample;
     int64_t seed;
+    qc_documents documents;
     bool plain_special;    /* text that spells a special token is ordinary text */
     int64_t max_positions; /* of the model */
     uint64_t memory_bytes; /* cap for making it, 0 = none */
@@ -37,12 +41,12 @@ typedef struct qc_corpus {
 } qc_corpus;
 
 /* Read PATH with the tokenizer of the model: .txt (UTF-8, whole; windows mostly begin mid-document), .jsonl
- * (an object with `text`, or `messages` rendered with the chat template of the model's family, per line),
- * .npy (int32 or int64 token ids, [n] or [n, length]). Events: `corpus` notes (fewer windows than wanted,
- * documents left out). QC_E_INPUT: unreadable, not UTF-8, ids outside the vocabulary, no whole window;
- * QC_E_UNSUPPORTED: messages for a family whose template is not known. */
+ * (an object with `text`, or `messages` rendered with the model's chat template where it is one of those
+ * known, per line), .npy (int32 or int64 token ids, [n] or [n, length]). Events: `corpus` notes (fewer
+ * windows than wanted, documents left out). QC_E_INPUT: unreadable, not UTF-8, ids outside the vocabulary, no
+ * whole window; QC_E_UNSUPPORTED: messages for a chat template that is not known. */
 int qc_corpus_load(const qc_source *src, const char *path, const qc_corpus_options *options, int64_t vocab,
-                   const char *model_type, qc_event_list *events, qc_corpus *ret, qc_err *err) QC_WARN_UNUSED;
+                   qc_event_list *events, qc_corpus *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_corpus_clear(qc_corpus *corpus);
 
 #endif

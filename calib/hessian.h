@@ -4,7 +4,10 @@
  * are added as a binary tree over their global index (blocks 2i and 2i + 1 of a level are one block of the
  * next). The sum of a run of blocks therefore is the same however the run was cut into shards, provided that
  * the cuts lie between blocks: a shard keeps at most two partial sums per level of the tree, and merging them
- * joins siblings. */
+ * joins siblings.
+ *
+ * Memory: one square matrix for the block being filled (and for the result), and half of one for each partial
+ * sum, of which a run from block 0 keeps log2(blocks) + 1 at most. */
 #ifndef QC_HESSIAN_H
 #define QC_HESSIAN_H
 
@@ -16,8 +19,10 @@
 typedef struct qc_hessian_part {
     int level;
     int64_t index;
-    float *h;       /* [n, n], lower triangle, backend memory */
-    float *sum_abs; /* [n], backend memory */
+    int64_t n_tokens; /* QC_HESSIAN_BLOCK << level, fewer where the last block of the text is not full */
+    float *h;         /* lower triangle by rows, [n * (n + 1) / 2]: row r starts at r * (r + 1) / 2; backend
+                         memory */
+    float *sum_abs;   /* [n], backend memory */
 } qc_hessian_part;
 
 typedef struct qc_hessian {
@@ -29,6 +34,8 @@ typedef struct qc_hessian {
     int n_parts, cap_parts;
     int64_t next_block;   /* global index of the block being filled */
     int64_t block_tokens; /* tokens in it so far */
+    float *block_h;       /* [n, n] its sum, lower triangle; the result after qc_hessian_finish */
+    float *block_abs;     /* [n] */
 } qc_hessian;
 
 /* Start at block `first_block` of the corpus. */
@@ -36,16 +43,24 @@ int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_blo
                     qc_err *err) QC_WARN_UNUSED;
 void qc_hessian_clear(qc_hessian *hs);
 
-/* Take tokens x[n_tokens, n] (backend memory, stride ldx). */
+/* Take tokens x[n_tokens, n] (backend memory, stride ldx). How the tokens are cut into calls makes no
+ * difference. */
 int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
 
-/* Put a part behind those that are there (from a statistics file); takes its buffers. QC_E_INPUT if its
- * blocks do not follow. */
+/* Close the block being filled, be it full or not: `parts` then hold all tokens. Behind a block that is not
+ * full nothing can follow. */
+int qc_hessian_close(qc_hessian *hs, qc_err *err) QC_WARN_UNUSED;
+
+/* Put a part behind those that are there (from a statistics file); takes its buffers (backend memory), also
+ * on failure. QC_E_INPUT if its blocks do not follow. The caller sees to max_abs. */
 int qc_hessian_append(qc_hessian *hs, const qc_hessian_part *part, qc_err *err) QC_WARN_UNUSED;
 
 /* Close the last block, add what is left in ascending order of size and fill the upper triangle: *ret_h [n,
  * n] and *ret_sum_abs [n] are owned by hs. Nothing can be added afterwards. */
 int qc_hessian_finish(qc_hessian *hs, const float **ret_h, const float **ret_sum_abs,
                       qc_err *err) QC_WARN_UNUSED;
+
+/* Bytes that the statistics of n_tokens tokens of width n take at most, for plans. */
+uint64_t qc_hessian_bytes(int64_t n, int64_t n_tokens);
 
 #endif

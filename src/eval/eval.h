@@ -41,6 +41,19 @@ typedef struct qc_token_score {
 int qc_eval_tokens(qc_backend *be, const qc_model *a, const qc_model *b, const qc_sequences *seqs,
                    const qc_eval_options *options, qc_token_score *ret, qc_err *err) QC_WARN_UNUSED;
 
+/* A text file (UTF-8, at most 4 GiB), owned (qc_free) and NUL-terminated. QC_E_INPUT: unreadable, empty, not
+ * UTF-8 (byte offset). */
+int qc_text_read(const char *path, char **ret_text, size_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+
+/* Memory that the tokenizer of a model and the ids of a text take at most: measured on the tokenizers of five
+ * families (at most 7.5 times their file) and on a text that is one word (8.7 times the text). QC_E_RESOURCE
+ * if it is more than memory_bytes, the cap (0 = none). */
+int qc_text_plan(const qc_source *src, const char *path, uint64_t memory_bytes, uint64_t *ret,
+                 qc_err *err) QC_WARN_UNUSED;
+
+/* SHA-256 of ids as little-endian uint32. */
+int qc_ids_sha256(const int32_t *ids, int64_t n_ids, char ret_hex[65], qc_err *err) QC_WARN_UNUSED;
+
 /* Text cut to windows by the "gptq" protocol (docs/report.md): one tokenizer call for the whole text without
  * special tokens, the BOS id once in front if the tokenizer adds one, non-overlapping windows from the start,
  * remainder dropped. Owned: clear with qc_windows_clear. */
@@ -57,17 +70,15 @@ typedef struct qc_windows {
     uint64_t plan_bytes; /* memory that making them took at most; 0 from qc_windows_from_text */
 } qc_windows;
 
-/* Read a text file (UTF-8, at most 4 GiB) and cut its first n_windows windows (0 = as many as there are).
- * QC_E_INPUT: unreadable, not UTF-8 (byte offset), empty, or shorter than one window. Fewer windows than
+/* Read a text file and cut its first n_windows windows (0 = as many as there are). QC_E_INPUT as in
+ * qc_text_read, or shorter than one window. Fewer windows than
  * asked for is no error; compare n_windows. Text that spells a special token becomes that token unless
  * plain_special. */
 int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
                          bool plain_special, qc_windows *ret, qc_err *err) QC_WARN_UNUSED;
 
-/* The same with the tokenizer of a model, which is gone again afterwards. ret->plan_bytes is the memory that
- * this takes at most: measured on the tokenizers of five families (at most 7.5 times their file) and on a
- * text that is one word (8.7 times the text). QC_E_RESOURCE if it is more than memory_bytes, the cap (0 =
- * none). */
+/* The same with the tokenizer of a model, which is gone again afterwards. ret->plan_bytes and memory_bytes as
+ * in qc_text_plan. */
 int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows,
                         bool plain_special, uint64_t memory_bytes, qc_windows *ret,
                         qc_err *err) QC_WARN_UNUSED;

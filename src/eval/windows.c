@@ -9,7 +9,7 @@
 
 #define MAX_TEXT_BYTES (4ull << 30)
 
-static int hash_ids(const int32_t *ids, int64_t n_ids, char ret_hex[QC_SHA256_HEX_BYTES], qc_err *err)
+int qc_ids_sha256(const int32_t *ids, int64_t n_ids, char ret_hex[QC_SHA256_HEX_BYTES], qc_err *err)
 {
     qc_sha256 *state = qc_sha256_new();
     if (!state)
@@ -56,7 +56,26 @@ static int cut(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
     if (!ids)
         return qc_fail_nomem(err, "token ids", kept);
     w->ids = ids;
-    return hash_ids(w->ids, w->n_windows * w->length, w->ids_sha256, err);
+    return qc_ids_sha256(w->ids, w->n_windows * w->length, w->ids_sha256, err);
+}
+
+int qc_text_read(const char *path, char **ret_text, size_t *ret_bytes, qc_err *err)
+{
+    char *text = NULL;
+    size_t n_bytes, bad;
+    QC_TRY(qc_file_read(path, MAX_TEXT_BYTES, &text, &n_bytes, err));
+    int rc = QC_OK;
+    if (n_bytes == 0)
+        rc = qc_fail(err, QC_E_INPUT, "%s: empty file, text was expected", path);
+    else if (!qc_utf8_valid(text, n_bytes, &bad))
+        rc = qc_fail(err, QC_E_INPUT, "%s: invalid UTF-8 at byte %zu", path, bad);
+    if (rc < 0) {
+        qc_free(text);
+        return rc;
+    }
+    *ret_text = text;
+    *ret_bytes = n_bytes;
+    return QC_OK;
 }
 
 int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
@@ -66,17 +85,11 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t leng
         return qc_fail(err, QC_E_USAGE, "window length %lld: at least 2 is needed to score a token",
                        (long long)length);
     char *text = NULL;
-    size_t n_bytes, bad;
-    QC_TRY(qc_file_read(path, MAX_TEXT_BYTES, &text, &n_bytes, err));
+    size_t n_bytes;
+    QC_TRY(qc_text_read(path, &text, &n_bytes, err));
     qc_windows w = {.length = length, .plain_special = plain_special};
     qc_encode_options options = {.plain_special = plain_special};
-    int rc = QC_OK;
-    if (n_bytes == 0)
-        rc = qc_fail(err, QC_E_INPUT, "%s: empty file, text was expected", path);
-    else if (!qc_utf8_valid(text, n_bytes, &bad))
-        rc = qc_fail(err, QC_E_INPUT, "%s: invalid UTF-8 at byte %zu", path, bad);
-    else
-        rc = qc_tokenizer_encode(tok, text, n_bytes, &options, &w.ids, &w.n_text_ids, err);
+    int rc = qc_tokenizer_encode(tok, text, n_bytes, &options, &w.ids, &w.n_text_ids, err);
     qc_free(text);
     for (int64_t i = 0; rc == QC_OK && i < w.n_text_ids; i++)
         w.n_special += qc_tokenizer_is_special(tok, w.ids[i]);
@@ -93,7 +106,7 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t leng
     return rc;
 }
 
-static int plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_err *err)
+int qc_text_plan(const qc_source *src, const char *path, uint64_t memory_bytes, uint64_t *ret, qc_err *err)
 {
     char *json = NULL;
     size_t json_bytes = 0;
@@ -101,8 +114,15 @@ static int plan_bytes(const qc_source *src, const char *path, uint64_t *ret, qc_
     QC_TRY(src->side_file(src, "tokenizer.json", &json, &json_bytes, err));
     qc_free(json);
     QC_TRY(qc_file_map(path, &text, err));
-    *ret = (uint64_t)json_bytes * 8 + (uint64_t)text.n_bytes * 9;
+    uint64_t needed = (uint64_t)json_bytes * 8 + (uint64_t)text.n_bytes * 9;
     qc_file_unmap(&text);
+    if (memory_bytes && needed > memory_bytes)
+        return qc_fail(
+            err, QC_E_RESOURCE,
+            "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
+            src->path, (unsigned long long)(needed / 1000000 + 1),
+            (unsigned long long)(memory_bytes / 1000000));
+    *ret = needed;
     return QC_OK;
 }
 
@@ -110,13 +130,7 @@ int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, 
                         bool plain_special, uint64_t memory_bytes, qc_windows *ret, qc_err *err)
 {
     uint64_t needed = 0;
-    QC_TRY(plan_bytes(src, path, &needed, err));
-    if (memory_bytes && needed > memory_bytes)
-        return qc_fail(
-            err, QC_E_RESOURCE,
-            "the tokenizer of %s and the text need %llu MB of memory, the memory cap leaves %llu MB",
-            src->path, (unsigned long long)(needed / 1000000 + 1),
-            (unsigned long long)(memory_bytes / 1000000));
+    QC_TRY(qc_text_plan(src, path, memory_bytes, &needed, err));
     qc_tokenizer *tok;
     QC_TRY(qc_tokenizer_from_source(src, &tok, err));
     int rc = qc_windows_from_text(tok, path, length, n_windows, plain_special, ret, err);
