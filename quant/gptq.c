@@ -1,0 +1,671 @@
+/* The GPTQ solver over the operations of a backend. Equations, sources and choices: docs/methods/gptq.md.
+ * Letters: R rows of one slice, n columns, G groups per row; position = place in the order of rounding. */
+#include "gptq.h"
+
+#include "qc_alloc.h"
+#include "qc_math.h"
+#include "rtn.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* Rows that are in work together: four buffers of that many rows are all that a matrix needs. Rows do not
+ * depend on each other, so neither do results depend on it. */
+enum { SLICE_ROWS = 1024 };
+
+/* Damping after a failed factorisation: at least DAMP_FIRST, then doubled, never above DAMP_MAX. */
+static const double DAMP_FIRST = 0.01, DAMP_MAX = 1;
+
+/* A pivot below this share of its diagonal element is rounding noise of float32, whatever its sign. */
+static const double PIVOT_NOISE = 4 * (double)FLT_EPSILON;
+
+/* Columns that min_pivot_order eliminates between two updates of the whole matrix. */
+enum { PIVOT_BLOCK = 64 };
+
+struct qc_gptq_input {
+    qc_backend *be;
+    const float *h; /* backend [n, n], undamped; the caller's */
+    int64_t n;
+    qc_gptq_options options;
+    float *diag;     /* host [n], of h; 0 = dead column */
+    bool no_data;    /* all columns are dead */
+    float *inv_diag; /* backend [n], 1 / diag, 0 for dead columns */
+    int32_t *order;  /* host [n], position -> column */
+    float *factor;   /* backend [n, n], of the damped h in the order of rounding; NULL: preparation failed */
+    double *pivots;  /* host [n] */
+};
+
+qc_gptq_options qc_gptq_defaults(void)
+{
+    return (qc_gptq_options){.order = QC_ORDER_STATIC, .damp = 0.01, .refit = true, .sweeps = 2};
+}
+
+/* ---- preparation of an input ---- */
+
+/* Check h and take its diagonal. mean_diag is over the columns that are not dead. */
+static int scan_h(qc_gptq_input *in, const float *h, qc_gptq_input_info *info, qc_err *err)
+{
+    int64_t n = in->n, bad = qc_first_nonfinite(h, n * n);
+    if (bad >= 0)
+        return qc_fail(err, QC_E_INPUT,
+                       "second moments of inputs %lld and %lld are %s, expected a finite number",
+                       (long long)(bad / n), (long long)(bad % n), isnan(h[bad]) ? "NaN" : "infinite");
+    double sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        float d = h[j * n + j];
+        if (d < 0)
+            return qc_fail(err, QC_E_INPUT, "second moment of input %lld is %g, expected >= 0", (long long)j,
+                           (double)d);
+        in->diag[j] = d;
+        sum += (double)d;
+        info->n_dead += d == 0;
+    }
+    in->no_data = info->n_dead == n;
+    info->mean_diag = in->no_data ? 0 : sum / (double)(n - info->n_dead);
+    return QC_OK;
+}
+
+/* Diagonal element of the matrix that is factored: dead columns count as average ones (they are coupled to
+ * nothing), then damping is added. */
+static double damped_diag(const qc_gptq_input *in, const qc_gptq_input_info *info, int64_t column)
+{
+    double d = (double)in->diag[column];
+    return (d > 0 ? d : info->mean_diag) + info->damp * info->mean_diag;
+}
+
+typedef struct sort_key {
+    float diag;
+    int32_t column;
+} sort_key;
+
+static int compare_keys(const void *a, const void *b)
+{
+    const sort_key *x = a, *y = b;
+    if (x->diag != y->diag)
+        return x->diag > y->diag ? -1 : 1;
+    return x->column < y->column ? -1 : 1;
+}
+
+static int static_order(qc_gptq_input *in, qc_err *err)
+{
+    sort_key *keys = qc_alloc((size_t)in->n, sizeof *keys);
+    if (!keys)
+        return qc_fail_nomem(err, "order of columns", (unsigned long long)in->n * sizeof *keys);
+    for (int64_t j = 0; j < in->n; j++)
+        keys[j] = (sort_key){in->diag[j], (int32_t)j};
+    qsort(keys, (size_t)in->n, sizeof *keys, compare_keys);
+    for (int64_t j = 0; j < in->n; j++)
+        in->order[j] = keys[j].column;
+    qc_free(keys);
+    return QC_OK;
+}
+
+/* State of the elimination in min_pivot_order. rows[k] of the block is column k of the Cholesky factor,
+ * indexed by the column of h; 0 at columns that were eliminated before. */
+typedef struct elimination {
+    double *schur; /* host [n], present diagonal; negative infinity is never stored here */
+    bool *gone;    /* host [n] */
+    float *rows;   /* host [PIVOT_BLOCK, n] */
+} elimination;
+
+/* Eliminate the column with the smallest Schur complement as number k of the block; row[n] holds the matrix
+ * as of the start of the block. */
+static void eliminate(elimination *el, int64_t n, int64_t column, int64_t k, float *row)
+{
+    for (int64_t i = 0; i < k; i++) {
+        const float *l = el->rows + i * n;
+        float f = l[column];
+        for (int64_t j = 0; j < n; j++)
+            row[j] -= f * l[j];
+    }
+    /* only an order is wanted: a pivot lost to rounding must not spread */
+    double pivot = el->schur[column] > (double)FLT_MIN ? el->schur[column] : INFINITY;
+    float scale = (float)(1 / sqrt(pivot));
+    el->gone[column] = true;
+    for (int64_t j = 0; j < n; j++) {
+        row[j] = el->gone[j] ? 0 : row[j] * scale;
+        el->schur[j] -= (double)row[j] * (double)row[j];
+    }
+}
+
+static int64_t smallest_left(const elimination *el, int64_t n)
+{
+    int64_t best = -1;
+    for (int64_t j = 0; j < n; j++)
+        if (!el->gone[j] && (best < 0 || el->schur[j] < el->schur[best]))
+            best = j;
+    return best;
+}
+
+/* Positions from the last to the first: always the column whose Schur complement (its variance given the
+ * columns that come before it) is smallest. a[n, n] (backend, full, damped, order of h) is used up; block is
+ * backend scratch [PIVOT_BLOCK, n]. */
+static int eliminate_all(qc_gptq_input *in, elimination *el, float *a, float *block, qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    for (int64_t done = 0; done < n;) {
+        int64_t n_block = qc_min_i64(PIVOT_BLOCK, n - done);
+        for (int64_t k = 0; k < n_block; k++, done++) {
+            int64_t column = smallest_left(el, n);
+            float *row = el->rows + k * n;
+            QC_TRY(be->download(be, row, a + column * n, n, err));
+            eliminate(el, n, column, k, row);
+            in->order[n - 1 - done] = (int32_t)column;
+        }
+        QC_TRY(be->upload(be, block, el->rows, n_block * n, err));
+        QC_TRY(be->gram(be, a, block, n, block, n, n_block, n, -1, err));
+    }
+    return QC_OK;
+}
+
+static int copy_h(qc_gptq_input *in, const qc_gptq_input_info *info, const float *h, bool lower, float *a,
+                  qc_err *err);
+
+static int min_pivot_order(qc_gptq_input *in, const qc_gptq_input_info *info, const float *h, qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    float *block = be->alloc(be, PIVOT_BLOCK * n, err);
+    elimination el = {.schur = qc_alloc((size_t)n, sizeof *el.schur),
+                      .gone = qc_calloc((size_t)n, sizeof *el.gone),
+                      .rows = qc_alloc((size_t)(PIVOT_BLOCK * n), sizeof *el.rows)};
+    int rc = QC_E_RESOURCE;
+    if (!el.schur || !el.gone || !el.rows)
+        rc = qc_fail_nomem(err, "order of columns", (unsigned long long)(PIVOT_BLOCK * n) * sizeof *el.rows);
+    else if (block) {
+        for (int64_t j = 0; j < n; j++) {
+            in->order[j] = (int32_t)j;
+            el.schur[j] = damped_diag(in, info, j);
+        }
+        rc = copy_h(in, info, h, false, in->factor, err);
+        if (rc == QC_OK)
+            rc = eliminate_all(in, &el, in->factor, block, err);
+    }
+    qc_free(el.schur);
+    qc_free(el.gone);
+    qc_free(el.rows);
+    if (block)
+        be->free(be, block);
+    return rc;
+}
+
+/* a (backend [n, n]) <- damped h in the order of rounding; `lower` leaves the upper triangle undefined. h is
+ * its host view. */
+static int copy_h(qc_gptq_input *in, const qc_gptq_input_info *info, const float *h, bool lower, float *a,
+                  qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    float *row = be->host_memory ? NULL : qc_alloc((size_t)n, sizeof *row);
+    if (!be->host_memory && !row)
+        return qc_fail_nomem(err, "row of second moments", (unsigned long long)n * sizeof *row);
+    int rc = QC_OK;
+    for (int64_t i = 0; i < n && rc == QC_OK; i++) {
+        const float *src = h + in->order[i] * n;
+        float *dst = row ? row : a + i * n;
+        int64_t n_used = lower ? i + 1 : n;
+        for (int64_t j = 0; j < n_used; j++)
+            dst[j] = src[in->order[j]];
+        dst[i] = (float)damped_diag(in, info, in->order[i]);
+        if (row)
+            rc = be->upload(be, a + i * n, row, n_used, err);
+    }
+    qc_free(row);
+    return rc;
+}
+
+/* Whether the factorisation went through and all pivots stand out of the rounding noise. */
+static bool pivots_good(const qc_gptq_input *in, const qc_gptq_input_info *info, int64_t bad)
+{
+    if (bad >= 0)
+        return false;
+    for (int64_t j = 0; j < in->n; j++)
+        if (!(in->pivots[j] > PIVOT_NOISE * damped_diag(in, info, in->order[j])))
+            return false;
+    return true;
+}
+
+static int choose_order(qc_gptq_input *in, const qc_gptq_input_info *info, const float *h, qc_err *err)
+{
+    if (in->options.order == QC_ORDER_STATIC)
+        return static_order(in, err);
+    if (in->options.order == QC_ORDER_MIN_PIVOT)
+        return min_pivot_order(in, info, h, err);
+    for (int64_t j = 0; j < in->n; j++)
+        in->order[j] = (int32_t)j;
+    return QC_OK;
+}
+
+/* Order and factor, raising the damping as often as it takes and is allowed. */
+static int factor_input(qc_gptq_input *in, const float *h, qc_gptq_input_info *info, qc_err *err)
+{
+    qc_backend *be = in->be;
+    in->factor = be->alloc(be, in->n * in->n, err);
+    if (!in->factor)
+        return QC_E_RESOURCE;
+    QC_TRY(choose_order(in, info, h, err));
+    for (;;) {
+        int64_t bad = -1;
+        QC_TRY(copy_h(in, info, h, true, in->factor, err));
+        QC_TRY(be->factor(be, in->factor, in->n, in->pivots, &bad, err));
+        if (pivots_good(in, info, bad))
+            return QC_OK;
+        double damp = fmax(DAMP_FIRST, 2 * info->damp);
+        if (damp > DAMP_MAX)
+            break;
+        info->damp = damp;
+        info->n_raises++;
+    }
+    be->free(be, in->factor);
+    in->factor = NULL;
+    info->failed = true;
+    return QC_OK;
+}
+
+/* Reciprocals of the diagonal for coordinate descent. */
+static int make_inv_diag(qc_gptq_input *in, qc_err *err)
+{
+    qc_backend *be = in->be;
+    float *inv = qc_alloc((size_t)in->n, sizeof *inv);
+    if (!inv)
+        return qc_fail_nomem(err, "diagonal", (unsigned long long)in->n * sizeof *inv);
+    for (int64_t j = 0; j < in->n; j++)
+        inv[j] = in->diag[j] > 0 ? fminf(1 / in->diag[j], FLT_MAX) : 0;
+    in->inv_diag = be->alloc(be, in->n, err);
+    int rc = in->inv_diag ? be->upload(be, in->inv_diag, inv, in->n, err) : QC_E_RESOURCE;
+    qc_free(inv);
+    return rc;
+}
+
+static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    in->diag = qc_alloc((size_t)n, sizeof *in->diag);
+    in->order = qc_alloc((size_t)n, sizeof *in->order);
+    in->pivots = qc_alloc((size_t)n, sizeof *in->pivots);
+    float *copy = be->host_memory ? NULL : qc_alloc((size_t)(n * n), sizeof *copy);
+    const float *h = be->host_memory ? in->h : copy;
+    int rc = QC_OK;
+    if (!in->diag || !in->order || !in->pivots || !h)
+        rc = qc_fail_nomem(err, "preparation of an input", (unsigned long long)(n * n) * sizeof *copy);
+    if (rc == QC_OK && copy)
+        rc = be->download(be, copy, in->h, n * n, err);
+    if (rc == QC_OK)
+        rc = scan_h(in, h, info, err);
+    if (rc == QC_OK)
+        rc = make_inv_diag(in, err);
+    if (rc == QC_OK && in->no_data)
+        info->failed = true;
+    else if (rc == QC_OK)
+        rc = factor_input(in, h, info, err);
+    qc_free(copy);
+    return rc;
+}
+
+int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_options *options,
+                      qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err)
+{
+    if (n < 1 || n > INT32_MAX || !(options->damp >= 0) || isinf(options->damp) || options->sweeps < 0)
+        return qc_fail(err, QC_E_USAGE,
+                       "GPTQ of %lld inputs with damping %g and %lld sweeps, expected 1 or more inputs, "
+                       "a damping >= 0 and 0 or more sweeps",
+                       (long long)n, options->damp, (long long)options->sweeps);
+    qc_gptq_input *in = qc_calloc(1, sizeof *in);
+    if (!in)
+        return qc_fail_nomem(err, "preparation of an input", sizeof *in);
+    *in = (qc_gptq_input){.be = be, .h = h, .n = n, .options = *options};
+    qc_gptq_input_info info = {.damp = options->damp};
+    int rc = prepare(in, &info, err);
+    if (rc != QC_OK) {
+        qc_gptq_input_free(in);
+        return rc;
+    }
+    *ret = in;
+    *ret_info = info;
+    return QC_OK;
+}
+
+void qc_gptq_input_free(qc_gptq_input *in)
+{
+    if (!in)
+        return;
+    if (in->inv_diag)
+        in->be->free(in->be, in->inv_diag);
+    if (in->factor)
+        in->be->free(in->be, in->factor);
+    qc_free(in->diag);
+    qc_free(in->order);
+    qc_free(in->pivots);
+    qc_free(in);
+}
+
+/* ---- corrected target ---- */
+
+typedef struct transposed {
+    const float *d;       /* host [n, n] */
+    const int32_t *order; /* position -> column */
+    int64_t n;
+} transposed;
+
+/* Rows of D^T in the order of rounding, so that the product comes out in that order. */
+static int fetch_transposed(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+{
+    const transposed *t = ctx;
+    (void)err;
+    for (int64_t k = 0; k < t->n; k++)
+        for (int64_t r = 0; r < n_rows; r++)
+            dst[r * t->n + k] = t->d[k * t->n + t->order[row0 + r]];
+    return QC_OK;
+}
+
+/* x, y: backend [SLICE_ROWS, n]; host: [SLICE_ROWS, n]. */
+static int correct_slice(qc_gptq_input *in, const qc_weight *d, double alpha, float *w, int64_t n_rows,
+                         float *x, float *y, float *host, qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    QC_TRY(be->upload(be, x, w, n_rows * n, err));
+    QC_TRY(be->linear(be, y, n, x, n, d, NULL, n_rows, false, err));
+    QC_TRY(be->factor_solve(be, in->factor, in->pivots, y, n_rows, n, err));
+    QC_TRY(be->download(be, host, y, n_rows * n, err));
+    for (int64_t r = 0; r < n_rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            w[r * n + in->order[j]] += (float)(alpha * (double)host[r * n + j]);
+    return QC_OK;
+}
+
+int qc_gptq_correct_target(qc_gptq_input *in, const float *d, double alpha, float *w, int64_t n_rows,
+                           qc_err *err)
+{
+    if (!in->factor || alpha == 0)
+        return QC_OK;
+    qc_backend *be = in->be;
+    int64_t n = in->n, most = qc_min_i64(n_rows, SLICE_ROWS);
+    float *copy = be->host_memory ? NULL : qc_alloc((size_t)(n * n), sizeof *copy);
+    float *host = qc_alloc((size_t)(most * n), sizeof *host);
+    float *x = be->alloc(be, most * n, err), *y = be->alloc(be, most * n, err);
+    qc_weight *weight = NULL;
+    int rc = x && y ? QC_OK : QC_E_RESOURCE;
+    if (rc == QC_OK && (!host || (!be->host_memory && !copy)))
+        rc = qc_fail_nomem(err, "corrected target", (unsigned long long)(n * n) * sizeof *copy);
+    if (rc == QC_OK && copy)
+        rc = be->download(be, copy, d, n * n, err);
+    transposed t = {.d = copy ? copy : d, .order = in->order, .n = n};
+    if (rc == QC_OK)
+        rc = be->weight_load(be, n, n, fetch_transposed, &t, &weight, err);
+    for (int64_t row0 = 0; row0 < n_rows && rc == QC_OK; row0 += SLICE_ROWS)
+        rc = correct_slice(in, weight, alpha, w + row0 * n, qc_min_i64(SLICE_ROWS, n_rows - row0), x, y, host,
+                           err);
+    be->weight_free(be, weight);
+    if (x)
+        be->free(be, x);
+    if (y)
+        be->free(be, y);
+    qc_free(host);
+    qc_free(copy);
+    return rc;
+}
+
+/* ---- solution of a matrix ---- */
+
+/* One slice of rows in work; buffers hold SLICE_ROWS rows (fewer if the matrix has fewer). */
+typedef struct slice {
+    qc_gptq_input *in;
+    const qc_quant_spec *spec;
+    int64_t n_rows, n_groups;
+    const float *w;    /* [n_rows, n] of the caller */
+    qc_code_rows rows; /* views of the caller's arrays */
+    float *host;       /* host [R, n] staging */
+    float *target, *error,
+        *ordered;           /* backend [R, n]: w and its error by columns, w in the order of rounding */
+    uint8_t *ordered_codes; /* host [R, n] */
+    int32_t *group_of;      /* host [n] group of a position */
+    qc_code_rows rtn;       /* host copies of RTN's codes, scales and zeros */
+    double *error_rtn, *error_now, *norm; /* host [R] */
+} slice;
+
+static void slice_free(slice *s)
+{
+    qc_backend *be = s->in->be;
+    float *buffers[] = {s->target, s->error, s->ordered};
+    for (int i = 0; i < 3; i++)
+        if (buffers[i])
+            be->free(be, buffers[i]);
+    void *arrays[] = {s->host,      s->ordered_codes, s->group_of,  s->rtn.codes, s->rtn.scales,
+                      s->rtn.zeros, s->error_rtn,     s->error_now, s->norm};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        qc_free(arrays[i]);
+}
+
+static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
+{
+    qc_backend *be = s->in->be;
+    int64_t n = s->in->n, most = qc_min_i64(n_rows, SLICE_ROWS);
+    size_t n_codes = (size_t)(most * n), n_scales = (size_t)(most * s->n_groups);
+    s->host = qc_alloc(n_codes, sizeof *s->host);
+    s->ordered_codes = qc_alloc(n_codes, 1);
+    s->group_of = qc_alloc((size_t)n, sizeof *s->group_of);
+    s->rtn.codes = qc_alloc(n_codes, 1);
+    s->rtn.scales = qc_alloc(n_scales, sizeof *s->rtn.scales);
+    s->rtn.zeros = qc_alloc(n_scales, 1);
+    s->error_rtn = qc_alloc((size_t)most, sizeof *s->error_rtn);
+    s->error_now = qc_alloc((size_t)most, sizeof *s->error_now);
+    s->norm = qc_alloc((size_t)most, sizeof *s->norm);
+    if (!s->host || !s->ordered_codes || !s->group_of || !s->rtn.codes || !s->rtn.scales || !s->rtn.zeros ||
+        !s->error_rtn || !s->error_now || !s->norm)
+        return qc_fail_nomem(err, "rows in work", n_codes * sizeof *s->host);
+    s->target = be->alloc(be, most * n, err);
+    s->error = be->alloc(be, most * n, err);
+    s->ordered = be->alloc(be, most * n, err);
+    if (!s->target || !s->error || !s->ordered)
+        return QC_E_RESOURCE;
+    for (int64_t j = 0; j < n; j++)
+        s->group_of[j] = (int32_t)(s->in->order[j] / s->spec->grid.group_elems);
+    return QC_OK;
+}
+
+/* What column c of a row shall stand for: dead columns aim at 0, except where there are no data at all. */
+static float target_at(const qc_gptq_input *in, const float *w_row, int64_t c)
+{
+    return in->diag[c] > 0 || in->no_data ? w_row[c] : 0;
+}
+
+static float code_value(const slice *s, const qc_code_rows *rows, int64_t r, int64_t c)
+{
+    int64_t g = r * s->n_groups + c / s->spec->grid.group_elems;
+    int zero = rows->zeros ? rows->zeros[g] : 1 << (s->spec->grid.bits - 1);
+    return rows->scales[g] * (float)(rows->codes[r * s->in->n + c] - zero);
+}
+
+/* error <- target - value of the present codes, in the order of columns. */
+static int put_errors(slice *s, qc_err *err)
+{
+    int64_t n = s->in->n;
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t c = 0; c < n; c++)
+            s->host[r * n + c] = target_at(s->in, s->w + r * n, c) - code_value(s, &s->rows, r, c);
+    return s->in->be->upload(s->in->be, s->error, s->host, s->n_rows * n, err);
+}
+
+static int measure(slice *s, const float *e, double *ret, qc_err *err)
+{
+    return s->in->be->hessian_error(s->in->be, s->in->h, e, s->n_rows, s->in->n, ret, err);
+}
+
+/* Round to nearest with the scale search weighted by diag(H): the scales that the solver keeps, and what it
+ * has to beat. */
+static int round_to_nearest(slice *s, qc_quant_stats *stats, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    int64_t n = in->n;
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t c = 0; c < n; c++)
+            s->host[r * n + c] = target_at(in, s->w + r * n, c);
+    QC_TRY(in->be->upload(in->be, s->target, s->host, s->n_rows * n, err));
+    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->no_data ? NULL : in->diag, &s->rows, stats,
+                       err));
+    QC_TRY(put_errors(s, err));
+    QC_TRY(measure(s, s->error, s->error_rtn, err));
+    return measure(s, s->target, s->norm, err);
+}
+
+static qc_round_rows rows_in_work(slice *s)
+{
+    return (qc_round_rows){.n_rows = s->n_rows,
+                           .n_cols = s->in->n,
+                           .target = s->target,
+                           .error = s->error,
+                           .codes = s->rows.codes,
+                           .scales = s->rows.scales,
+                           .zeros = s->rows.zeros};
+}
+
+/* The GPTQ pass: columns in their order, each error fed forward to later ones. */
+static int solve(slice *s, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    qc_backend *be = in->be;
+    int64_t n = in->n;
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            s->host[r * n + j] = target_at(in, s->w + r * n, in->order[j]);
+    QC_TRY(be->upload(be, s->ordered, s->host, s->n_rows * n, err));
+    qc_round_rows rows = rows_in_work(s);
+    rows.target = s->ordered;
+    rows.codes = s->ordered_codes;
+    rows.group_of = s->group_of;
+    QC_TRY(be->round_sweep(be, in->factor, NULL, true, &s->spec->grid, &rows, err));
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t j = 0; j < n; j++)
+            s->rows.codes[r * n + in->order[j]] = s->ordered_codes[r * n + j];
+    return put_errors(s, err);
+}
+
+/* Scales and codes in turn, each step lowering e H e^T of every row or leaving it. */
+static int polish(slice *s, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    qc_backend *be = in->be;
+    qc_round_rows rows = rows_in_work(s);
+    for (int64_t i = 0; i <= in->options.sweeps; i++) {
+        if (in->options.refit)
+            QC_TRY(be->refit_scales(be, in->h, &s->spec->grid, &rows, err));
+        if (i < in->options.sweeps)
+            QC_TRY(be->round_sweep(be, in->h, in->inv_diag, false, &s->spec->grid, &rows, err));
+    }
+    return put_errors(s, err);
+}
+
+static void copy_row(const slice *s, qc_code_rows *dst, const qc_code_rows *src, int64_t r)
+{
+    size_t n = (size_t)s->in->n, n_groups = (size_t)s->n_groups, at = (size_t)r;
+    memcpy(dst->codes + at * n, src->codes + at * n, n);
+    memcpy(dst->scales + at * n_groups, src->scales + at * n_groups, n_groups * sizeof *dst->scales);
+    if (s->rows.zeros)
+        memcpy(dst->zeros + at * n_groups, src->zeros + at * n_groups, n_groups);
+}
+
+/* RTN's row comes back wherever the solver's is not at least as good (or is not a number). */
+static void keep_better(slice *s, qc_gptq_result *ret)
+{
+    for (int64_t r = 0; r < s->n_rows; r++)
+        if (!(s->error_now[r] <= s->error_rtn[r])) {
+            copy_row(s, &s->rows, &s->rtn, r);
+            s->error_now[r] = s->error_rtn[r];
+            ret->n_rtn_rows++;
+        }
+}
+
+/* Nothing leaves that a reader could not decode. */
+static int check_rows(const slice *s, qc_err *err)
+{
+    int most = (1 << s->spec->grid.bits) - 1;
+    for (int64_t i = 0; i < s->n_rows * s->in->n; i++)
+        if (s->rows.codes[i] > most)
+            return qc_fail(err, QC_E_INPUT, "code %d at row %lld, column %lld, expected at most %d",
+                           s->rows.codes[i], (long long)(i / s->in->n), (long long)(i % s->in->n), most);
+    for (int64_t i = 0; i < s->n_rows * s->n_groups; i++)
+        if (!isfinite(s->rows.scales[i]) || s->rows.scales[i] == 0 ||
+            (s->rows.zeros && s->rows.zeros[i] > most))
+            return qc_fail(
+                err, QC_E_INPUT, "scale %g of row %lld, group %lld, expected a finite number, not 0",
+                (double)s->rows.scales[i], (long long)(i / s->n_groups), (long long)(i % s->n_groups));
+    return QC_OK;
+}
+
+/* Sums of a row in the conventions of quantize_rows. */
+static void add_row_stats(const slice *s, int64_t r, qc_quant_stats *stats)
+{
+    const qc_gptq_input *in = s->in;
+    int64_t group = s->spec->grid.group_elems;
+    int most = (1 << s->spec->grid.bits) - 1;
+    double sq_error = 0, sq_weight = 0;
+    for (int64_t c = 0; c < in->n; c++) {
+        int64_t g = r * s->n_groups + c / group;
+        double w = (double)target_at(in, s->w + r * in->n, c), h = in->no_data ? 1 : (double)in->diag[c];
+        double e = w - (double)code_value(s, &s->rows, r, c), q = w / (double)s->rows.scales[g];
+        int zero = s->rows.zeros ? s->rows.zeros[g] : (most + 1) / 2;
+        sq_error += h * e * e;
+        sq_weight += h * w * w;
+        stats->n_clipped += q < -zero - 0.5 || q > most - zero + 0.5;
+    }
+    stats->sq_error += sq_error;
+    stats->sq_weight += sq_weight;
+}
+
+static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
+{
+    qc_quant_stats rtn = {0};
+    QC_TRY(round_to_nearest(s, &rtn, err));
+    memcpy(s->error_now, s->error_rtn, (size_t)s->n_rows * sizeof *s->error_now);
+    if (s->in->factor) {
+        for (int64_t r = 0; r < s->n_rows; r++)
+            copy_row(s, &s->rtn, &s->rows, r);
+        QC_TRY(solve(s, err));
+        QC_TRY(polish(s, err));
+        QC_TRY(measure(s, s->error, s->error_now, err));
+        keep_better(s, ret);
+    }
+    QC_TRY(check_rows(s, err));
+    for (int64_t r = 0; r < s->n_rows; r++) {
+        ret->error += s->error_now[r];
+        ret->error_rtn += s->error_rtn[r];
+        ret->norm += s->norm[r];
+        add_row_stats(s, r, stats);
+    }
+    stats->n_zero_groups += rtn.n_zero_groups;
+    stats->n_small_scale += rtn.n_small_scale;
+    stats->n_large_scale += rtn.n_large_scale;
+    return QC_OK;
+}
+
+int qc_gptq_matrix(qc_gptq_input *in, const float *w, int64_t n_rows, const qc_quant_spec *spec,
+                   qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
+{
+    if (spec->grid.group_elems < 1)
+        return qc_fail(err, QC_E_UNSUPPORTED, "group of %lld columns, expected at least 1",
+                       (long long)spec->grid.group_elems);
+    slice s = {.in = in, .spec = spec, .n_groups = qc_ceil_div(in->n, spec->grid.group_elems)};
+    qc_gptq_result result = {.all_rtn = !in->factor};
+    qc_quant_stats sums = *stats;
+    int rc = slice_alloc(&s, n_rows, err);
+    for (int64_t row0 = 0; row0 < n_rows && rc == QC_OK; row0 += SLICE_ROWS) {
+        s.n_rows = qc_min_i64(SLICE_ROWS, n_rows - row0);
+        s.w = w + row0 * in->n;
+        s.rows = (qc_code_rows){.n_rows = s.n_rows,
+                                .codes = rows->codes + row0 * in->n,
+                                .scales = rows->scales + row0 * s.n_groups,
+                                .zeros = rows->zeros ? rows->zeros + row0 * s.n_groups : NULL};
+        rc = run_slice(&s, &sums, &result, err);
+    }
+    slice_free(&s);
+    if (rc != QC_OK)
+        return rc;
+    rows->n_rows = n_rows;
+    *stats = sums;
+    *ret = result;
+    return QC_OK;
+}
