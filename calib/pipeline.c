@@ -441,7 +441,8 @@ static int load_layers(layer_job *j, qc_err *err)
     QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->layer, err));
     if (p->x_ref.n_tokens)
         QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->ref, err));
-    qc_layer_set_acts(j->layer, p->options->act_bits, p->options->act_group);
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        qc_layer_set_acts(j->layer, (qc_stage)stage, p->options->act_bits, p->options->act_group);
     j->record.times.io += qc_now_seconds() - start;
     return QC_OK;
 }

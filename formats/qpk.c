@@ -117,6 +117,8 @@ static qc_tensor_info info_of(const qpk_tensor *t)
     qc_tensor_info info = {
         .name = t->name, .dtype = (qc_dtype)t->dtype, .n_dims = t->n_dims, .n_bytes = t->n_bytes};
     memcpy(info.shape, t->shape, sizeof info.shape);
+    info.act_bits = t->act_bits;
+    info.act_group = t->act_group;
     if (t->dtype == QPK_GRID)
         info.grid = (qc_grid){.kind = QC_GRID_AFFINE,
                               .bits = t->bits,

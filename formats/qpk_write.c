@@ -35,6 +35,7 @@ struct qc_qpk_writer {
     char **keys;   /* owned keys of `names` */
     size_t n_keys, cap_keys;
     int64_t n_tensors;
+    uint64_t required; /* features */
     bool finished;
 
     bool in_tensor; /* between begin and end */
@@ -352,8 +353,30 @@ static int begin_dense(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err
     if (strcmp(qpk_dtype_name(info->dtype), "?") == 0 || bits % 8 != 0)
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor '%s': qpk files can not hold %s elements", w->path,
                        info->name, qc_dtype_name(info->dtype));
+    if (info->act_bits)
+        return qc_fail(err, QC_E_INPUT, "%s: tensor '%s': an activation scheme needs a matrix on a grid",
+                       w->path, info->name);
     w->row_bytes = (uint64_t)w->cols * (uint64_t)(bits / 8);
     put_u64(w->record + QPK_T_BYTES, w->row_bytes * (uint64_t)w->rows);
+    return QC_OK;
+}
+
+/* How the inputs of the matrix are quantized, if they are. */
+static int put_acts(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err)
+{
+    if (!info->act_bits)
+        return QC_OK;
+    if (info->act_bits < 2 || info->act_bits > 8 || info->act_group < 0 || info->act_group % BLOCK ||
+        info->act_group >= qc_min_i64(w->cols, UINT32_MAX))
+        return qc_fail(
+            err, QC_E_INPUT,
+            "%s: tensor '%s': activations of %d bits in groups of %lld, expected 2 to 8 bits and a "
+            "multiple of %d below %lld",
+            w->path, info->name, info->act_bits, (long long)info->act_group, BLOCK, (long long)w->cols);
+    w->record[QPK_T_ACT_SCHEME] = QPK_ACT_DYNAMIC_TOKEN;
+    w->record[QPK_T_ACT_BITS] = (uint8_t)info->act_bits;
+    put_u32(w->record + QPK_T_ACT_GROUP, (uint32_t)info->act_group);
+    w->required |= QPK_FEATURE_ACTS;
     return QC_OK;
 }
 
@@ -367,6 +390,7 @@ static int begin_grid(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err)
     int rc = layout_of(info, &w->layout, text, sizeof text);
     if (rc < 0)
         return qc_fail(err, rc, "%s: tensor '%s': %s", w->path, info->name, text);
+    QC_TRY(put_acts(w, info, err));
     w->grid = info->grid;
     rec[QPK_T_LAYOUT] = 1;
     rec[QPK_T_GRID] = 1;
@@ -644,6 +668,7 @@ int qc_qpk_finish(qc_qpk_writer *w, const char **ret_temp_path, qc_err *err)
     memcpy(header + QPK_H_MAGIC, QPK_MAGIC, 8);
     put_u32(header + QPK_H_VERSION, QPK_VERSION);
     put_u32(header + QPK_H_HEADER_BYTES, QPK_HEADER_BYTES);
+    put_u64(header + QPK_H_REQUIRED, w->required);
     put_u64(header + QPK_H_FILE_BYTES, qc_outfile_offset(w->out));
     put_u32(header + QPK_H_N_SECTIONS, QPK_N_SECTIONS);
     put_u32(header + QPK_H_CRC, (uint32_t)crc32_z(0, header, QPK_H_CRC));

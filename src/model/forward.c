@@ -14,8 +14,8 @@ struct qc_layer {
     const qc_model *model;
     qc_backend *be;
     int index;
-    int act_bits; /* of the inputs of all matrices; 0 = not quantized */
-    int64_t act_group;
+    int act_bits[QC_N_STAGES]; /* of the inputs of a stage's matrices; 0 = not quantized */
+    int64_t act_group[QC_N_STAGES];
     qc_weight *weights[QC_N_SLOTS]; /* matrices; NULL where the model has none */
     float *vectors[QC_N_SLOTS];     /* norms and biases, backend memory; NULL where the model has none */
 };
@@ -68,6 +68,25 @@ static int load_vector(const qc_source *src, qc_backend *be, int64_t tensor, flo
     return rc;
 }
 
+/* How the inputs of a stage are quantized: what its tensors say, and all of them say the same. */
+static int load_acts(qc_layer *l, qc_stage stage, qc_err *err)
+{
+    const qc_source *src = l->model->src;
+    const qc_slot *slots = qc_stage_slots(stage);
+    const qc_tensor_info *first = src->info(src, qc_model_tensor(l->model, l->index, slots[0]));
+    for (int i = 1; slots[i] != QC_N_SLOTS; i++) {
+        const qc_tensor_info *other = src->info(src, qc_model_tensor(l->model, l->index, slots[i]));
+        if (other->act_bits != first->act_bits || other->act_group != first->act_group)
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "%s: tensors \"%s\" and \"%s\" read the same activations but quantize them "
+                           "differently (%d bits, groups of %lld; %d bits, groups of %lld)",
+                           src->path, first->name, other->name, first->act_bits, (long long)first->act_group,
+                           other->act_bits, (long long)other->act_group);
+    }
+    qc_layer_set_acts(l, stage, first->act_bits, first->act_group);
+    return QC_OK;
+}
+
 int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret, qc_err *err)
 {
     qc_layer *l = qc_calloc(1, sizeof *l);
@@ -85,6 +104,8 @@ int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **r
             rc = load_matrix(model->src, be, tensor, 0, qc_tensor_rows(model->src->info(model->src, tensor)),
                              &l->weights[slot], err);
     }
+    for (int stage = 0; stage < QC_N_STAGES && rc == QC_OK; stage++)
+        rc = load_acts(l, (qc_stage)stage, err);
     if (rc == QC_OK)
         *ret = l;
     else
@@ -227,20 +248,24 @@ int64_t qc_stage_width(const qc_model_config *config, qc_stage stage)
     return qc_dim_elems(config, qc_slot_of(stage_of(stage)->slots[0])->cols);
 }
 
-/* u[n, width] <- what the matrices shall see of it */
-static int quantize_input(const qc_layer *l, float *u, int64_t n, int64_t width, qc_err *err)
+/* u[n, width] <- what the matrices of the stage shall see of it */
+static int quantize_input(const qc_layer *l, qc_stage stage, float *u, int64_t n, qc_err *err)
 {
-    if (!l->act_bits)
+    int64_t width = qc_stage_width(&l->model->config, stage);
+    if (!l->act_bits[stage])
         return QC_OK;
-    return l->be->quantize_acts(l->be, u, width, u, width, n, width, l->act_bits, l->act_group, err);
+    return l->be->quantize_acts(l->be, u, width, u, width, n, width, l->act_bits[stage], l->act_group[stage],
+                                err);
 }
 
-static int normed_input(const qc_layer *l, qc_slot norm, const float *x, float *u, int64_t n, qc_err *err)
+/* stage: QC_STAGE_QKV or QC_STAGE_GATE_UP */
+static int normed_input(const qc_layer *l, qc_stage stage, const float *x, float *u, int64_t n, qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
+    qc_slot norm = stage == QC_STAGE_QKV ? QC_SLOT_ATTN_NORM : QC_SLOT_MLP_NORM;
     QC_TRY(l->be->rms_norm(l->be, u, c->hidden, x, c->hidden, l->vectors[norm], 0, n, c->hidden, c->rms_eps,
                            err));
-    return quantize_input(l, u, n, c->hidden, err);
+    return quantize_input(l, stage, u, n, err);
 }
 
 static int project(const qc_layer *l, qc_slot slot, qc_slot bias, float *y, const float *u, int64_t n,
@@ -260,7 +285,7 @@ static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int6
     int64_t d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
     float *q = ws->q + t0 * nq, *k = ws->k + t0 * nkv, *v = ws->v + t0 * nkv;
     const float *cos_t = ws->cos_t + t0 * (d / 2), *sin_t = ws->sin_t + t0 * (d / 2);
-    QC_TRY(normed_input(l, QC_SLOT_ATTN_NORM, x + t0 * c->hidden, ws->norm, n, err));
+    QC_TRY(normed_input(l, QC_STAGE_QKV, x + t0 * c->hidden, ws->norm, n, err));
     QC_TRY(project(l, QC_SLOT_Q, QC_SLOT_Q_BIAS, q, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_K, QC_SLOT_K_BIAS, k, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_V, QC_SLOT_V_BIAS, v, ws->norm, n, false, err));
@@ -291,18 +316,18 @@ static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, 
     for (int64_t t = 0; t < n; t += CHUNK_TOKENS)
         QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err));
     QC_TRY(l->be->attention(l->be, u, ws->q, ws->k, ws->v, &shape, err));
-    return quantize_input(l, u, n, qc_dim_elems(c, QC_DIM_Q), err);
+    return quantize_input(l, QC_STAGE_O, u, n, err);
 }
 
 /* u = gated activation of the normed x, at most a chunk of tokens; u may be ws->gate. */
 static int down_input(const qc_layer *l, qc_workspace *ws, const float *x, float *u, int64_t n, qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
-    QC_TRY(normed_input(l, QC_SLOT_MLP_NORM, x, ws->norm, n, err));
+    QC_TRY(normed_input(l, QC_STAGE_GATE_UP, x, ws->norm, n, err));
     QC_TRY(project(l, QC_SLOT_GATE, QC_SLOT_GATE_BIAS, ws->gate, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_UP, QC_SLOT_UP_BIAS, ws->up, ws->norm, n, false, err));
     QC_TRY(l->be->gated_act(l->be, u, ws->gate, ws->up, n * c->ffn, c->act, err));
-    return quantize_input(l, u, n, c->ffn, err);
+    return quantize_input(l, QC_STAGE_DOWN, u, n, err);
 }
 
 static int check_length(const qc_workspace *ws, int64_t n_tokens, qc_err *err)
@@ -320,11 +345,11 @@ int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage
     QC_TRY(check_length(ws, n_tokens, err));
     switch (stage) {
     case QC_STAGE_QKV:
-        return normed_input(layer, QC_SLOT_ATTN_NORM, x, u, n_tokens, err);
+        return normed_input(layer, QC_STAGE_QKV, x, u, n_tokens, err);
     case QC_STAGE_O:
         return attention_input(layer, ws, x, u, n_tokens, err);
     case QC_STAGE_GATE_UP:
-        return normed_input(layer, QC_SLOT_MLP_NORM, x, u, n_tokens, err);
+        return normed_input(layer, QC_STAGE_GATE_UP, x, u, n_tokens, err);
     default:
         for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
             QC_TRY(down_input(layer, ws, x + t * c->hidden, u + t * c->ffn,
@@ -374,10 +399,10 @@ int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_e
                              qc_dim_elems(&layer->model->config, qc_slot_of(slot)->cols), err);
 }
 
-void qc_layer_set_acts(qc_layer *layer, int bits, int64_t group_elems)
+void qc_layer_set_acts(qc_layer *layer, qc_stage stage, int bits, int64_t group_elems)
 {
-    layer->act_bits = bits;
-    layer->act_group = group_elems;
+    layer->act_bits[stage] = bits;
+    layer->act_group[stage] = group_elems;
 }
 
 int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst, qc_err *err)

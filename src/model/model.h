@@ -118,9 +118,10 @@ int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, v
                         qc_err *err) QC_WARN_UNUSED;
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err) QC_WARN_UNUSED;
 
-/* Inputs of all matrices of the layer are quantized on the fly (backend's quantize_acts); bits 0 = off. What
- * qc_layer_load sets comes from the model's tensors. */
-void qc_layer_set_acts(qc_layer *layer, int bits, int64_t group_elems);
+/* Inputs of a stage's matrices are quantized on the fly (backend's quantize_acts); bits 0 = off, group_elems
+ * 0 = one scale per token. What qc_layer_load sets comes from the model's tensors (QC_E_UNSUPPORTED if those
+ * of a stage differ). */
+void qc_layer_set_acts(qc_layer *layer, qc_stage stage, int bits, int64_t group_elems);
 
 /* y = final norm of x, both [n_tokens, hidden] in backend memory; y may be x. */
 int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens,

@@ -112,6 +112,7 @@ int qpk_layout_make(int64_t rows, int64_t cols, int bits, int symmetric, unsigne
 typedef struct parse {
     qpk_file *file;
     qpk_section sections[QPK_N_SECTIONS];
+    uint64_t required;
     char *err;
     size_t err_bytes;
 } parse;
@@ -182,9 +183,10 @@ static int parse_header(parse *p)
     if (crc != qpk_u32(h + QPK_H_CRC))
         return FAIL(p, QPK_E_INPUT, "header is damaged (checksum %08x, expected %08x)", crc,
                     qpk_u32(h + QPK_H_CRC));
-    if (qpk_u64(h + QPK_H_REQUIRED) != 0)
+    p->required = qpk_u64(h + QPK_H_REQUIRED);
+    if (p->required & ~(uint64_t)QPK_FEATURE_ACTS)
         return FAIL(p, QPK_E_UNSUPPORTED, "needs features 0x%llx that this library does not know",
-                    (unsigned long long)qpk_u64(h + QPK_H_REQUIRED));
+                    (unsigned long long)(p->required & ~(uint64_t)QPK_FEATURE_ACTS));
     if (qpk_u32(h + QPK_H_HEADER_BYTES) != QPK_HEADER_BYTES ||
         qpk_u32(h + QPK_H_N_SECTIONS) != QPK_N_SECTIONS)
         return FAIL(p, QPK_E_INPUT, "header of %u bytes with %u sections, expected %d and %d",
@@ -362,11 +364,40 @@ static int parse_dense(parse *p, const uint8_t *rec, const qpk_tensor *t)
     return QPK_OK;
 }
 
+static int parse_acts(parse *p, const uint8_t *rec, qpk_tensor *t)
+{
+    int scheme = rec[QPK_T_ACT_SCHEME], bits = rec[QPK_T_ACT_BITS];
+    uint32_t group = qpk_u32(rec + QPK_T_ACT_GROUP);
+    if (scheme != QPK_ACT_NONE && scheme != QPK_ACT_DYNAMIC_TOKEN)
+        return FAIL(p, QPK_E_UNSUPPORTED, "tensor '%s': activation scheme %d is unknown to this library",
+                    t->name, scheme);
+    if (scheme == QPK_ACT_NONE) {
+        if (bits == 0 && group == 0)
+            return QPK_OK;
+        return FAIL(p, QPK_E_INPUT, "tensor '%s': fields of an activation scheme are set without one",
+                    t->name);
+    }
+    if (!(p->required & QPK_FEATURE_ACTS))
+        return FAIL(p, QPK_E_INPUT, "tensor '%s' has an activation scheme, the header does not say so",
+                    t->name);
+    if (bits < 2 || bits > 8 || group % QPK_BLOCK_COLS != 0 || (group != 0 && group >= t->cols))
+        return FAIL(
+            p, QPK_E_INPUT,
+            "tensor '%s': activations of %d bits in groups of %u, expected 2 to 8 bits and a multiple "
+            "of %d below %lld",
+            t->name, bits, group, QPK_BLOCK_COLS, (long long)t->cols);
+    t->act_bits = bits;
+    t->act_group = group;
+    return QPK_OK;
+}
+
 static int parse_grid(parse *p, const uint8_t *rec, qpk_tensor *t)
 {
     if (rec[QPK_T_LAYOUT] != 1 || rec[QPK_T_GRID] != 1 || rec[QPK_T_CODES] != 0 ||
         (rec[QPK_T_FLAGS] & ~QPK_TF_ZEROS) != 0 ||
-        !is_zero(rec + QPK_T_RESERVED, QPK_TENSOR_BYTES - QPK_T_RESERVED))
+        !is_zero(rec + QPK_T_RESERVED1, QPK_T_ACT_SCHEME - QPK_T_RESERVED1) ||
+        !is_zero(rec + QPK_T_RESERVED2, QPK_T_ACT_GROUP - QPK_T_RESERVED2) ||
+        !is_zero(rec + QPK_T_RESERVED3, QPK_TENSOR_BYTES - QPK_T_RESERVED3))
         return FAIL(p, QPK_E_UNSUPPORTED,
                     "tensor '%s': layout %d, grid %d, codes %d, flags %d or a reserved field is "
                     "unknown to this library",
@@ -394,7 +425,7 @@ static int parse_grid(parse *p, const uint8_t *rec, qpk_tensor *t)
                     "bytes, scales at %llu, zeros at %llu)",
                     t->name, (long long)lay->n_tiles, (unsigned long long)lay->tile_bytes,
                     (unsigned long long)lay->scales_offset, (unsigned long long)lay->zeros_offset);
-    return QPK_OK;
+    return parse_acts(p, rec, t);
 }
 
 static int parse_tensor(parse *p, int64_t i, const uint8_t *rec, qpk_tensor *ret, uint64_t *cursor)

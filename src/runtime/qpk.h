@@ -88,6 +88,10 @@ typedef struct qpk_tensor {
     unsigned scale_dtype; /* QPK_F16, QPK_BF16 or QPK_F32 */
     int64_t group_elems;  /* columns that share a scale: a multiple of 4, or = cols */
     qpk_layout layout;
+    /* Inputs are rounded while running to a symmetric grid of act_bits bits, step max |x| / (2^(act_bits - 1)
+     * - 1) per token and act_group columns (0 = the whole token). act_bits 0: they are used as they are. */
+    int act_bits;
+    int64_t act_group;
 } qpk_tensor;
 
 /* Layout of a matrix [rows, cols] on a grid; what a writer uses too. QPK_E_INPUT: impossible grid or too

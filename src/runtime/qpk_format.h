@@ -91,11 +91,21 @@ enum {
     QPK_T_TILE_BYTES = 80,
     QPK_T_SCALES = 88,
     QPK_T_ZEROS = 96,
-    QPK_T_RESERVED = 104, /* 88 bytes: minimum, super-scales, activation scheme, input order */
+    QPK_T_RESERVED1 = 104,  /* 8 bytes: minimum, super-scales */
+    QPK_T_ACT_SCHEME = 112, /* u8: 0 inputs are not quantized, 2 dynamic per token */
+    QPK_T_ACT_BITS = 113,   /* u8 */
+    QPK_T_RESERVED2 = 114,  /* 2 bytes: input order */
+    QPK_T_ACT_GROUP = 116,  /* u32 */
+    QPK_T_RESERVED3 = 120,  /* 72 bytes */
     QPK_TENSOR_BYTES = 192
 };
 
 enum { QPK_TF_ZEROS = 1 };
+
+/* Bits of `required`: what a reader must know to compute rightly with the file. */
+enum { QPK_FEATURE_ACTS = 1 }; /* a tensor has an activation scheme */
+
+enum { QPK_ACT_NONE = 0, QPK_ACT_DYNAMIC_TOKEN = 2 };
 
 /* Alias record */
 enum { QPK_A_NAME = 0, QPK_A_TARGET = 8, QPK_A_RESERVED = 12, QPK_ALIAS_BYTES = 16 };

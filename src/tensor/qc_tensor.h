@@ -36,7 +36,9 @@ typedef struct qc_tensor_info {
     int n_dims; /* 0 .. QC_MAX_DIMS */
     int64_t shape[QC_MAX_DIMS];
     qc_grid grid;
-    uint64_t n_bytes; /* bytes that the tensor takes in its file, scales and padding included */
+    int act_bits; /* its inputs are quantized while running (backend's quantize_acts); 0 = they are not */
+    int64_t act_group; /* columns of the inputs that share a scale; 0 = one scale per token */
+    uint64_t n_bytes;  /* bytes that the tensor takes in its file, scales and padding included */
 } qc_tensor_info;
 
 int64_t qc_tensor_n_elems(const qc_tensor_info *info); /* 1 for rank 0 */

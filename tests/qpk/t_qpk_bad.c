@@ -62,7 +62,7 @@ static const bad_case cases[] = {
     {"text mode", -1, 4, 1, '\n', I, "not a qpk file (wrong magic)"},
     {"version", -1, QPK_H_VERSION, 4, 1, U, "format version 1, this library reads version 0"},
     {"header size", -1, QPK_H_HEADER_BYTES, 4, 255, I, "header of 255 bytes"},
-    {"required", -1, QPK_H_REQUIRED, 8, 1, U, "needs features 0x1 "},
+    {"required", -1, QPK_H_REQUIRED, 8, 3, U, "needs features 0x2 "},
     {"file size", -1, QPK_H_FILE_BYTES, 8, 1, I, "its header says 1 (cut short?)"},
     {"sections", -1, QPK_H_N_SECTIONS, 4, 9, I, "with 9 sections"},
     {"reserved", -1, QPK_H_RESERVED1, 4, 1, U, "reserved field of the header"},
@@ -139,7 +139,14 @@ static const bad_case cases[] = {
     {"tile", QPK_SEC_TENSORS, QPK_T_TILE_BYTES, 8, 0, I, "sizes do not fit"},
     {"scales", QPK_SEC_TENSORS, QPK_T_SCALES, 8, UINT64_MAX, I, "sizes do not fit"},
     {"zeros", QPK_SEC_TENSORS, QPK_T_ZEROS, 8, 64, I, "sizes do not fit"},
-    {"reserved", QPK_SEC_TENSORS, QPK_T_RESERVED, 2, 2, U, "reserved field is unknown"},
+    {"reserved", QPK_SEC_TENSORS, QPK_T_RESERVED1, 2, 2, U, "reserved field is unknown"},
+    {"reserved", QPK_SEC_TENSORS, QPK_T_RESERVED2, 1, 2, U, "reserved field is unknown"},
+    {"reserved", QPK_SEC_TENSORS, QPK_T_RESERVED3, 1, 2, U, "reserved field is unknown"},
+    {"acts", QPK_SEC_TENSORS, QPK_T_ACT_SCHEME, 1, 1, U, "activation scheme 1 is unknown"},
+    {"acts", QPK_SEC_TENSORS, QPK_T_ACT_SCHEME, 1, 2, I, "the header does not say so"},
+    {"acts", QPK_SEC_TENSORS, QPK_T_ACT_BITS, 1, 8, I, "are set without one"},
+    {"acts", QPK_SEC_TENSORS, QPK_T_ACT_GROUP, 4, 32, I, "are set without one"},
+    {"acts", QPK_SEC_TENSORS, REC(2, T, QPK_T_ACT_SCHEME), 1, 2, U, "grid fields are set"},
     {"reserved", QPK_SEC_TENSORS, QPK_TENSOR_BYTES - 1, 1, 1, U, "reserved field is unknown"},
     {"alias target", QPK_SEC_ALIASES, QPK_A_TARGET, 4, 3, I, "alias 'lm_head.weight' names tensor 3 of 3"},
     {"alias reserved", QPK_SEC_ALIASES, QPK_A_RESERVED, 4, 1, I, "alias 'lm_head.weight'"},
@@ -164,6 +171,36 @@ START_TEST(bad_fields)
                       c->code, c->text);
     }
     free(file);
+}
+END_TEST
+
+/* Fields of an activation scheme in a file that says that it has one. */
+START_TEST(bad_acts)
+{
+    static const struct {
+        int bits;
+        uint32_t group;
+    } bad[] = {{1, 0}, {9, 0}, {0, 32}, {8, 16}, {8, 64}, {8, 96}, {8, UINT32_MAX}};
+    load_good();
+    qpk_file *f = NULL;
+    char text[512] = "";
+    uint8_t *rec = good + section_offset(good, QPK_SEC_TENSORS); /* 64 columns */
+    put(good + QPK_H_REQUIRED, 8, QPK_FEATURE_ACTS);
+    put(rec + QPK_T_ACT_SCHEME, 1, QPK_ACT_DYNAMIC_TOKEN);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        put(rec + QPK_T_ACT_BITS, 1, (uint64_t)bad[i].bits);
+        put(rec + QPK_T_ACT_GROUP, 4, bad[i].group);
+        repair(good, good_bytes);
+        ck_assert_int_eq(qpk_open_memory(good, good_bytes, "F", &f, text, sizeof text), QPK_E_INPUT);
+        ck_assert_msg(strstr(text, "expected 2 to 8 bits and a multiple of 32 below 64") != NULL, "%s", text);
+    }
+    put(rec + QPK_T_ACT_BITS, 1, 8);
+    put(rec + QPK_T_ACT_GROUP, 4, 32);
+    repair(good, good_bytes);
+    ck_assert_int_eq(qpk_open_memory(good, good_bytes, "F", &f, text, sizeof text), QPK_OK);
+    ck_assert_int_eq(qpk_tensor_at(f, 0)->act_bits, 8);
+    ck_assert_int_eq(qpk_tensor_at(f, 0)->act_group, 32);
+    qpk_close(f);
 }
 END_TEST
 
@@ -312,6 +349,7 @@ END_TEST
 int main(void)
 {
     return run_tests("qpk_bad", (test_case[]){{"bad fields", bad_fields},
+                                              {"bad acts", bad_acts},
                                               {"bad names", bad_names},
                                               {"truncated", truncated},
                                               {"flipped", flipped},

@@ -137,6 +137,48 @@ START_TEST(dense)
 }
 END_TEST
 
+/* The scheme of the inputs comes back; files without one need no feature, as those of before. */
+START_TEST(activation_scheme)
+{
+    static const struct {
+        int bits;
+        int64_t group;
+        int rc;
+    } acts[] = {{8, 0, QC_OK},        {4, 64, QC_OK},     {0, 0, QC_OK},      {8, 100, QC_E_INPUT},
+                {8, 128, QC_E_INPUT}, {9, 0, QC_E_INPUT}, {1, 0, QC_E_INPUT}, {8, -32, QC_E_INPUT}};
+    for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
+        char *path = temp_name("acts.qpk");
+        qc_err err = {0};
+        qc_tensor_info info = grid_info("w", 5, 100, 8, 100, true, QC_DT_F16);
+        info.act_bits = acts[i].bits;
+        info.act_group = acts[i].group;
+        qc_code_rows rows = make_rows(&info, 1);
+        qc_qpk_writer *w = start(path);
+        if (acts[i].rc < 0) {
+            ck_assert_int_eq(qc_qpk_begin_tensor(w, &info, &err), acts[i].rc);
+            ck_assert_msg(strstr(err.msg, "tensor 'w': activations of") != NULL, "%s", err.msg);
+            qc_qpk_discard(w);
+        } else {
+            size_t n_bytes;
+            qc_source *src = NULL;
+            put_tensor(w, &info, &rows, 16);
+            finish(w);
+            ck_assert_msg(qc_qpk_open(path, &src, &err) == QC_OK, "%s", err.msg);
+            ck_assert_int_eq(src->info(src, 0)->act_bits, acts[i].bits);
+            ck_assert_int_eq(src->info(src, 0)->act_group, acts[i].group);
+            compare_tensor(src, 0, &info, &rows);
+            qc_source_close(src);
+            char *file = slurp(path, &n_bytes);
+            ck_assert_int_eq(file[16], acts[i].bits != 0); /* header: required features */
+            qc_free(file);
+            unlink(path);
+        }
+        free_rows(&rows);
+        free(path);
+    }
+}
+END_TEST
+
 START_TEST(tables)
 {
     qc_err err = {0};
@@ -196,6 +238,9 @@ END_TEST
 
 int main(void)
 {
-    return run_tests("qpk_roundtrip",
-                     (test_case[]){{"grids", grids}, {"dense", dense}, {"tables", tables}, {NULL, NULL}});
+    return run_tests("qpk_roundtrip", (test_case[]){{"grids", grids},
+                                                    {"dense", dense},
+                                                    {"acts", activation_scheme},
+                                                    {"tables", tables},
+                                                    {NULL, NULL}});
 }
