@@ -20,7 +20,8 @@ typedef struct qc_journal_key {
 
 /* Open the journal of an output. resume: continue an existing one (QC_E_INPUT if a key differs: says which,
  * what it was and what it is), a torn last record is cut off; without one start anew. Not resume: QC_E_USAGE
- * if one exists, unless force. QC_E_RESOURCE: another process has it open, or the disk is full. */
+ * if one exists, unless force; QC_E_USAGE for a file that is no journal. QC_E_RESOURCE: another process has
+ * it open, or the disk is full. */
 int qc_journal_open(const char *path, const qc_journal_key *keys, int n_keys, bool resume, bool force,
                     qc_journal **ret, qc_err *err) QC_WARN_UNUSED;
 
@@ -31,9 +32,9 @@ void qc_journal_remove(qc_journal *journal);
 /* Layers that are complete: 0 .. n - 1. */
 int64_t qc_journal_n_layers(const qc_journal *journal);
 
-/* Append one layer: begin, its tensors, events and figures (a text that the pipeline makes of its records and
- * reads back), end (CRC-32, fsync). After a failure the journal ends with the layer before. Codes are packed.
- */
+/* Append one layer (numbers count from 0): begin, its tensors, events and figures (a text that the pipeline
+ * makes of its records and reads back), end (CRC-32, fsync). Names occur once in a journal. After a failure
+ * the journal ends with the layer before and takes no more. */
 int qc_journal_begin_layer(qc_journal *journal, int64_t layer, qc_err *err) QC_WARN_UNUSED;
 int qc_journal_put_codes(qc_journal *journal, const char *name, const qc_grid *grid, int64_t n_cols,
                          const qc_code_rows *rows, qc_err *err) QC_WARN_UNUSED;
@@ -42,11 +43,11 @@ int qc_journal_put_dense(qc_journal *journal, const char *name, const float *val
 int qc_journal_put_text(qc_journal *journal, const char *name, const char *text, qc_err *err) QC_WARN_UNUSED;
 int qc_journal_end_layer(qc_journal *journal, qc_err *err) QC_WARN_UNUSED;
 
-/* Find what a complete layer holds under a name. */
+/* Find what a complete layer holds under a name; QC_E_INPUT where there is nothing, or of another size. */
 bool qc_journal_has(const qc_journal *journal, const char *name);
 /* Rows row0 .. of a tensor on a grid (arrays of *rows are the caller's); *ret_grid may be NULL. */
 int qc_journal_read_codes(const qc_journal *journal, const char *name, int64_t row0, int64_t n_rows,
-                          qc_code_rows *rows, qc_grid *ret_grid, qc_err *err) QC_WARN_UNUSED;
+                          int64_t n_cols, qc_code_rows *rows, qc_grid *ret_grid, qc_err *err) QC_WARN_UNUSED;
 int qc_journal_read_dense(const qc_journal *journal, const char *name, float *values, int64_t n_elems,
                           qc_err *err) QC_WARN_UNUSED;
 /* Owned text (qc_free). */

@@ -356,7 +356,7 @@ int qc_outfile_sync(qc_outfile *out, qc_err *err)
     return QC_OK;
 }
 
-static void sync_folder_of(const char *path)
+void qc_folder_sync(const char *path)
 {
     char *folder = qc_path_dir(path);
     int fd = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
@@ -392,7 +392,7 @@ int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err)
     if (rc == QC_OK)
         rc = rename_output(out->temp_path, path, out->force || other_path, err);
     if (rc == QC_OK)
-        sync_folder_of(path);
+        qc_folder_sync(path);
     else
         unlink(out->temp_path);
     outfile_free(out);

@@ -91,6 +91,10 @@ int qc_outfile_sync(qc_outfile *out, qc_err *err) QC_WARN_UNUSED;
  * failure the temporary file is removed and out is freed too. */
 int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err) QC_WARN_UNUSED;
 
+/* fsync the folder that holds `path`, so that a name made there survives a power cut; as far as the file
+ * system does that. */
+void qc_folder_sync(const char *path);
+
 /* Remove the temporary file and free. NULL is fine. */
 void qc_outfile_discard(qc_outfile *out);
 
