@@ -21,7 +21,7 @@ static const struct {
     {"avx512", QC_CPU_AVX512, QC_CPU_AVX2},
     {"avx512vnni", QC_CPU_AVX512VNNI, QC_CPU_AVX512},
     {"avx512bf16", QC_CPU_AVX512BF16, QC_CPU_AVX512},
-    {"amx", QC_CPU_AMX, QC_CPU_AVX512},
+    {"amx", QC_CPU_AMX, QC_CPU_AVX512BF16},
     {"neon", QC_CPU_NEON, 0},
     {"dotprod", QC_CPU_DOTPROD, QC_CPU_NEON},
 };

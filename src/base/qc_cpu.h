@@ -11,8 +11,8 @@ enum {
     QC_CPU_AVX2 = 1u << 0,       /* AVX2 + FMA + F16C */
     QC_CPU_AVX512 = 1u << 1,     /* F, BW, DQ, VL */
     QC_CPU_AVX512VNNI = 1u << 2, /* with AVX512 */
-    QC_CPU_AVX512BF16 = 1u << 3,
-    QC_CPU_AMX = 1u << 4, /* tiles, bf16 and int8, permitted by the kernel for this process */
+    QC_CPU_AVX512BF16 = 1u << 3, /* with AVX512 */
+    QC_CPU_AMX = 1u << 4, /* tiles, bf16 and int8, permitted by the kernel; with AVX512BF16 */
     QC_CPU_NEON = 1u << 5,
     QC_CPU_DOTPROD = 1u << 6
 };

@@ -60,7 +60,8 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         memcpy(r->artifact.sha256, o->sha256, sizeof o->sha256);
     }
     x->in = (qc_report_input){
-        .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(), "f32"},
+        .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(),
+                 j->recipe->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"},
         .model_path = j->recipe->model,
         .model_family = j->model.config.family->model_type,
         .n_layers = j->model.config.n_layers,

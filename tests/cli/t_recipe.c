@@ -278,7 +278,6 @@ START_TEST(not_built_yet)
         {"quantize: {gptq: {refit: false}}\n", "r.yaml:1:26: quantize.gptq.refit: not supported yet"},
         {"run: {device: cuda}\n",
          "r.yaml:1:15: run.device: 'cuda' is not supported yet (supported: auto|cpu)"},
-        {"run: {compute: bf16}\n", "r.yaml:1:16: run.compute: 'bf16' is not supported yet"},
         {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n",
          "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},

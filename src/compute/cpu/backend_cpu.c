@@ -208,13 +208,13 @@ static void cpu_close(qc_backend *be)
 
 int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_err *err)
 {
-    if (compute != QC_COMPUTE_F32)
-        return qc_fail(err, QC_E_UNSUPPORTED, "bf16 products are not built yet");
     qc_cpu_backend *cb = qc_calloc(1, sizeof *cb);
     if (!cb)
         return qc_fail_nomem(err, "CPU backend", sizeof *cb);
     cb->pool = pool;
+    cb->compute = compute;
     qc_kern_init(&cb->kern, qc_cpu_flags());
+    qc_kern_bf16_init(&cb->bf16, qc_cpu_flags());
     qc_blas_single_thread();
     cb->be = (qc_backend){
         .name = "cpu",
@@ -235,6 +235,8 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .quantize_rows = cpu_quantize_rows,
         .close = cpu_close,
     };
+    if (compute == QC_COMPUTE_BF16)
+        cb->be.linear = qc_cpu_linear_bf16;
     *ret = &cb->be;
     return QC_OK;
 }

@@ -4,12 +4,15 @@
 #define QC_CPU_BACKEND_H
 
 #include "kern.h"
+#include "kern_bf16.h"
 
 typedef struct qc_cpu_backend {
     qc_backend be; /* first: the operations get a pointer to it */
     qc_pool *pool; /* borrowed, may be NULL */
     qc_kern kern;
-    float *scratch; /* grows, never shrinks */
+    qc_compute compute;
+    qc_kern_bf16 bf16; /* with compute BF16 */
+    float *scratch;    /* grows, never shrinks */
     int64_t scratch_elems;
 } qc_cpu_backend;
 
@@ -19,6 +22,8 @@ struct qc_weight {
      * last one shorter) panels of kern.nr outputs, each [block, nr], the last one filled up with zeros. */
     int64_t block_in;
     float *data;
+    /* Instead of data with compute BF16: strips of column tiles (kern_bf16.h), 16 outputs each. */
+    uint16_t *tiles;
 };
 
 /* At least n_elems floats, valid until the next operation; content undefined. NULL with a message. */
@@ -34,6 +39,15 @@ int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k,
 int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const float *logits_b, int64_t ld,
                  const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
                  qc_err *err);
+
+int qc_cpu_linear_bf16(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
+                       const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
+
+/* Elements of a strip of tiles over k inputs. */
+static inline int64_t qc_bf16_strip(int64_t k)
+{
+    return (k + QC_BF16_INPUTS - 1) / QC_BF16_INPUTS * QC_BF16_TILE;
+}
 
 /* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only
  * file that knows it is blas.c. */

@@ -89,9 +89,15 @@ static inline void v_transpose(vf r[8])
     }
 }
 
+#include "kern_bf16_simd.h"
 #include "kern_simd.h"
 
 void qc_kern_init_avx2(qc_kern *kern)
 {
     kern_slots(kern, "avx2");
+}
+
+void qc_kern_bf16_init_avx2(qc_kern_bf16 *kern)
+{
+    kern_bf16_slots(kern, "avx2");
 }

@@ -1,4 +1,6 @@
 /* AVX-512 (F, BW, DQ, VL): 16 lanes; a tile of 12 x 32 sums takes 24 of the 32 registers. */
+#include "kern_avx512_transpose.h"
+
 #include <immintrin.h>
 
 #define VL  16
@@ -55,36 +57,15 @@ static inline float v_hmax(vf a)
     return _mm512_reduce_max_ps(a);
 }
 
-/* Pairs, then fours, then the 128-bit quarters. */
-static inline void v_transpose(vf r[16])
-{
-    vf t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4)
-        for (int h = 0; h < 2; h++) {
-            __m512d a = _mm512_castps_pd(t[i + h]), b = _mm512_castps_pd(t[i + 2 + h]);
-            r[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-            r[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-        }
-    for (int i = 0; i < 4; i++) {
-        vf lo = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), hi = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
-        vf lo2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88),
-           hi2 = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-        t[i] = _mm512_shuffle_f32x4(lo, lo2, 0x88);
-        t[i + 8] = _mm512_shuffle_f32x4(lo, lo2, 0xdd);
-        t[i + 4] = _mm512_shuffle_f32x4(hi, hi2, 0x88);
-        t[i + 12] = _mm512_shuffle_f32x4(hi, hi2, 0xdd);
-    }
-    for (int i = 0; i < 16; i++)
-        r[i] = t[i];
-}
-
+#include "kern_bf16_simd.h"
 #include "kern_simd.h"
 
 void qc_kern_init_avx512(qc_kern *kern)
 {
     kern_slots(kern, "avx512");
+}
+
+void qc_kern_bf16_init_avx512(qc_kern_bf16 *kern)
+{
+    kern_bf16_slots(kern, "avx512");
 }

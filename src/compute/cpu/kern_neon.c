@@ -76,9 +76,15 @@ static inline void v_transpose(vf r[4])
     r[3] = vcombine_f32(vget_high_f32(a.val[1]), vget_high_f32(b.val[1]));
 }
 
+#include "kern_bf16_simd.h"
 #include "kern_simd.h"
 
 void qc_kern_init_neon(qc_kern *kern)
 {
     kern_slots(kern, "neon");
+}
+
+void qc_kern_bf16_init_neon(qc_kern_bf16 *kern)
+{
+    kern_bf16_slots(kern, "neon");
 }

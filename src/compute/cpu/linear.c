@@ -38,14 +38,17 @@ static void load_task(void *ctx, int64_t task, int thread)
     load_job *j = ctx;
     qc_weight *w = j->w;
     int64_t row0 = task * j->rows_per_task, n = qc_min_i64(j->rows_per_task, w->n_out - row0);
-    float *rows =
-        j->cb->kern.use_blas ? w->data + row0 * w->n_in : j->scratch + thread * j->rows_per_task * w->n_in;
+    float *rows = j->scratch ? j->scratch + thread * j->rows_per_task * w->n_in : w->data + row0 * w->n_in;
     if (atomic_load(&j->failed))
         return;
     if (j->fetch(j->ctx, row0, n, rows, &j->errors[thread]) < 0) {
         if (j->errors[thread].code == QC_OK)
             qc_fail(&j->errors[thread], QC_E_INPUT, "can not read rows %lld .. of a matrix", (long long)row0);
         atomic_store(&j->failed, 1);
+        return;
+    }
+    if (w->tiles) {
+        j->cb->bf16.pack_rows(w->tiles + task * qc_bf16_strip(w->n_in), rows, w->n_in, n, w->n_in, true);
         return;
     }
     if (j->cb->kern.use_blas)
@@ -60,7 +63,9 @@ static int load_rows(qc_cpu_backend *cb, qc_weight *w, qc_fetch_rows_fn fetch, v
 {
     int n_threads = qc_pool_size(cb->pool);
     load_job j = {.cb = cb, .w = w, .fetch = fetch, .ctx = ctx, .rows_per_task = cb->kern.nr};
-    if (!cb->kern.use_blas) {
+    if (w->tiles)
+        j.rows_per_task = QC_BF16_ROWS;
+    if (w->tiles || !cb->kern.use_blas) {
         j.scratch = qc_cpu_scratch(cb, n_threads * j.rows_per_task * w->n_in, err);
         if (!j.scratch)
             return QC_E_RESOURCE;
@@ -77,6 +82,20 @@ static int load_rows(qc_cpu_backend *cb, qc_weight *w, qc_fetch_rows_fn fetch, v
     return rc;
 }
 
+static int alloc_data(const qc_cpu_backend *cb, qc_weight *w, qc_err *err)
+{
+    size_t n_bytes;
+    if (cb->compute == QC_COMPUTE_BF16) {
+        n_bytes = (size_t)(qc_ceil_div(w->n_out, QC_BF16_ROWS) * qc_bf16_strip(w->n_in)) * sizeof *w->tiles;
+        w->tiles = qc_alloc(1, n_bytes);
+    } else {
+        int64_t rows = cb->kern.use_blas ? w->n_out : qc_round_up(w->n_out, cb->kern.nr);
+        n_bytes = (size_t)(rows * w->n_in) * sizeof *w->data;
+        w->data = qc_alloc(1, n_bytes);
+    }
+    return w->tiles || w->data ? QC_OK : qc_fail_nomem(err, "weight matrix", n_bytes);
+}
+
 int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_rows_fn fetch, void *ctx,
                        qc_weight **ret, qc_err *err)
 {
@@ -84,14 +103,12 @@ int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_row
     if (n_out < 0 || n_in < 0 || n_out > INT32_MAX || n_in > INT32_MAX)
         return qc_fail(err, QC_E_UNSUPPORTED, "matrix of %lld x %lld elements", (long long)n_out,
                        (long long)n_in);
-    int64_t rows = cb->kern.use_blas ? n_out : qc_round_up(n_out, cb->kern.nr);
     qc_weight *w = qc_alloc(1, sizeof *w);
     if (!w)
         return qc_fail_nomem(err, "weight matrix", sizeof *w);
     *w = (qc_weight){.n_out = n_out, .n_in = n_in};
     w->block_in = n_in > 0 ? qc_ceil_div(n_in, qc_ceil_div(n_in, MAX_BLOCK_IN)) : 1;
-    w->data = qc_alloc((size_t)(rows * n_in), sizeof *w->data);
-    int rc = w->data ? QC_OK : qc_fail_nomem(err, "weight matrix", (size_t)(rows * n_in) * sizeof *w->data);
+    int rc = alloc_data(cb, w, err);
     if (rc == QC_OK && n_out > 0 && n_in > 0)
         rc = load_rows(cb, w, fetch, ctx, err);
     if (rc < 0) {
@@ -108,6 +125,7 @@ void qc_cpu_weight_free(qc_backend *be, qc_weight *w)
     if (!w)
         return;
     qc_free(w->data);
+    qc_free(w->tiles);
     qc_free(w);
 }
 

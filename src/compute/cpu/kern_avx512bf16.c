@@ -1,0 +1,123 @@
+/* AVX512-BF16: packing by vcvtne2ps2bf16, products by vdpbf16ps, which adds the two products of a word to a
+ * float32 lane. */
+#include "kern_avx512_transpose.h"
+#include "kern_bf16.h"
+
+#include <immintrin.h>
+#include <string.h>
+
+/* Sums of DR rows x two strips of columns stay in registers. */
+enum { DR = 8 };
+
+static __m512 load_part(const float *p, int64_t n)
+{
+    if (n >= 16)
+        return _mm512_loadu_ps(p);
+    return _mm512_maskz_loadu_ps(n > 0 ? (__mmask16)((1u << n) - 1) : 0, p);
+}
+
+/* 32 values, those of lo first. */
+static __m512i round_pair(__m512 lo, __m512 hi)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
+}
+
+static void store_tile(uint16_t *dst, __m512i words[16], bool transpose)
+{
+    __m512 t[16];
+    for (int i = 0; i < 16; i++)
+        t[i] = _mm512_castsi512_ps(words[i]);
+    if (transpose)
+        v_transpose(t);
+    for (int i = 0; i < 16; i++)
+        _mm512_storeu_ps(dst + i * 32, t[i]);
+}
+
+static void pack_rows_bf16(uint16_t *dst, const float *src, int64_t lds, int64_t n, int64_t k,
+                           bool column_tiles)
+{
+    for (int64_t p = 0; p < k; p += QC_BF16_INPUTS, dst += QC_BF16_TILE) {
+        __m512i words[16];
+        for (int64_t i = 0; i < 16; i++) {
+            const float *row = src + i * lds + p;
+            words[i] = i < n ? round_pair(load_part(row, k - p), load_part(row + 16, k - p - 16))
+                             : _mm512_setzero_si512();
+        }
+        store_tile(dst, words, column_tiles);
+    }
+}
+
+static void pack_inputs_bf16(uint16_t *dst, const float *src, int64_t lds, int64_t n, int64_t k,
+                             bool column_tiles, bool negate)
+{
+    const __m512i sign = _mm512_set1_epi32(negate ? (int)0x80008000u : 0);
+    const __m512i count = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    /* element 2 i of the result is element i, element 2 i + 1 is element 16 + i */
+    const __m512i interleave =
+        _mm512_or_si512(count, _mm512_slli_epi32(_mm512_add_epi32(count, _mm512_set1_epi32(16)), 16));
+    for (int64_t p = 0; p < k; p += QC_BF16_INPUTS, dst += QC_BF16_TILE) {
+        __m512i words[16];
+        for (int64_t i = 0; i < 16; i++) {
+            const float *even = src + (p + 2 * i) * lds, *odd = even + lds;
+            int64_t left = k - p - 2 * i;
+            __m512i pair = round_pair(load_part(even, left > 0 ? n : 0), load_part(odd, left > 1 ? n : 0));
+            words[i] = _mm512_xor_si512(_mm512_permutexvar_epi16(interleave, pair), sign);
+        }
+        store_tile(dst, words, !column_tiles);
+    }
+}
+
+static inline __attribute__((always_inline)) void dot_rows(int n_strips, __m512 sum[DR][2], const uint16_t *a,
+                                                           const uint16_t *b, int64_t b_strip,
+                                                           int64_t n_tiles)
+{
+    for (int i = 0; i < DR; i++)
+        sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t t = 0; t < n_tiles; t++, a += QC_BF16_TILE, b += QC_BF16_TILE)
+        for (int p = 0; p < 16; p++) {
+            __m512i w[2] = {_mm512_loadu_si512(b + p * 32), _mm512_setzero_si512()};
+            if (n_strips == 2)
+                w[1] = _mm512_loadu_si512(b + b_strip + p * 32);
+#pragma GCC unroll 8
+            for (int i = 0; i < DR; i++) {
+                int word;
+                memcpy(&word, a + i * QC_BF16_INPUTS + 2 * p, sizeof word);
+                __m512i x = _mm512_set1_epi32(word);
+#pragma GCC unroll 2
+                for (int v = 0; v < n_strips; v++)
+                    sum[i][v] = _mm512_dpbf16_ps(sum[i][v], (__m512bh)x, (__m512bh)w[v]);
+            }
+        }
+}
+
+static void product_dot(float *c, int64_t ldc, const uint16_t *a, int64_t a_strip, const uint16_t *b,
+                        int64_t b_strip, int64_t m, int64_t n, int64_t n_tiles, bool accumulate)
+{
+    __m512 sum[DR][2];
+    for (int64_t j = 0; j < n; j += 32, b += 2 * b_strip)
+        for (int64_t i = 0; i < m; i += DR) {
+            const uint16_t *rows = a + i / 16 * a_strip + i % 16 * QC_BF16_INPUTS;
+            if (n - j > 16)
+                dot_rows(2, sum, rows, b, b_strip, n_tiles);
+            else
+                dot_rows(1, sum, rows, b, b_strip, n_tiles);
+            for (int r = 0; r < DR && i + r < m; r++)
+                for (int v = 0; v < 2 && j + 16 * v < n; v++) {
+                    float *to = c + (i + r) * ldc + j + 16 * v;
+                    int64_t left = n - j - 16 * v;
+                    __mmask16 mask = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
+                    __m512 y = sum[r][v];
+                    if (accumulate)
+                        y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, to));
+                    _mm512_mask_storeu_ps(to, mask, y);
+                }
+        }
+}
+
+void qc_kern_bf16_init_avx512bf16(qc_kern_bf16 *kern)
+{
+    *kern = (qc_kern_bf16){.name = "avx512bf16",
+                           .pack_rows = pack_rows_bf16,
+                           .pack_inputs = pack_inputs_bf16,
+                           .product = product_dot};
+}

@@ -1,0 +1,291 @@
+/* Products with bfloat16 operands (compute: bf16) on AMX, AVX512-BF16 and the emulations, as far as this
+ * processor has them, against float64 on operands rounded here, bit by bit from the definition of the format.
+ * The same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED replays. */
+#include "ops_ref.h"
+
+#include "qc_cpu.h"
+#include "qc_test.h"
+#include "tol.h"
+
+static const char *const masks[] = {"", "amx", "avx512bf16", "avx512", "all"};
+static const int pool_sizes[] = {1, 2, 7};
+#define N_MASKS 5
+#define N_POOLS 3
+
+static qc_pool *pools[N_POOLS];
+static qc_backend *backends[N_MASKS][N_POOLS];
+static qc_rng rng;
+static qc_err err;
+
+static void setup(void)
+{
+    const char *text = getenv("QC_TEST_SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 0) : 20240229;
+    printf("seed %llu\n", (unsigned long long)seed);
+    qc_rng_seed(&rng, seed);
+    for (int p = 0; p < N_POOLS; p++)
+        ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
+    for (int m = 0; m < N_MASKS; m++) {
+        ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
+        for (int p = 0; p < N_POOLS; p++)
+            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_BF16, &backends[m][p], &err) == QC_OK, "%s",
+                          err.msg);
+    }
+}
+
+static void teardown(void)
+{
+    for (int m = 0; m < N_MASKS; m++)
+        for (int p = 0; p < N_POOLS; p++)
+            qc_backend_close(backends[m][p]);
+    for (int p = 0; p < N_POOLS; p++)
+        qc_pool_free(pools[p]);
+}
+
+static guarded normal_new(int64_t n, int skew, double scale)
+{
+    guarded g = guarded_new(n, skew);
+    guarded_normal(&g, &rng, scale);
+    return g;
+}
+
+/* Nearest bfloat16 value: 8 significant bits, so a step of 2^(e - 8) where |x| is in [2^(e-1), 2^e).
+ * nearbyint takes the even neighbour of a tie. */
+static float nearest_bf16(float x)
+{
+    int e;
+    if (x == 0 || !isfinite(x))
+        return x;
+    (void)frexp((double)x, &e);
+    return (float)ldexp(nearbyint(ldexp((double)x, 8 - e)), e - 8);
+}
+
+static guarded rounded(const guarded *g)
+{
+    guarded r = guarded_copy(g);
+    for (int64_t i = 0; i < g->n; i++)
+        r.data[i] = nearest_bf16(g->data[i]);
+    return r;
+}
+
+/* A call of one operation on out by any backend; out is [rows, ld], of which cols count. */
+typedef struct op_call {
+    void (*run)(const struct op_call *c, qc_backend *be, float *out);
+    const char *what;
+    guarded out; /* content before the call */
+    int64_t rows, cols, ld;
+    const void *args;
+} op_call;
+
+static int close_to(double got, double want, double tol)
+{
+    if (isnan(want) || isinf(want))
+        return (isnan(want) && isnan(got)) || got == want;
+    return fabs(got - want) <= tol;
+}
+
+/* e->scale holds absolute tolerances; a negative one: the element keeps its bits. */
+static void check_result(const op_call *c, const guarded *got, const expected *e, const char *mask)
+{
+    ck_assert_msg(guarded_intact(got), "%s: wrote outside its output (mask '%s')", c->what, mask);
+    for (int64_t i = 0; i < got->n; i++) {
+        int64_t row = i / c->ld, col = i % c->ld, at = row * c->cols + col;
+        double x = (double)got->data[i];
+        if (col >= c->cols || e->scale[at] < 0)
+            ck_assert_msg(memcmp(&got->data[i], &c->out.data[i], 4) == 0,
+                          "%s: wrote [%lld, %lld] of [%lld, %lld] (mask '%s')", c->what, (long long)row,
+                          (long long)col, (long long)c->rows, (long long)c->cols, mask);
+        else
+            ck_assert_msg(close_to(x, e->value[at], e->scale[at]),
+                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')",
+                          c->what, (long long)row, (long long)col, (long long)c->rows, (long long)c->cols, x,
+                          e->value[at], e->scale[at], mask);
+    }
+}
+
+static void check_op(const op_call *c, const expected *e)
+{
+    for (int m = 0; m < N_MASKS; m++) {
+        guarded first = {0};
+        for (int p = 0; p < N_POOLS; p++) {
+            guarded got = guarded_copy(&c->out);
+            c->run(c, backends[m][p], got.data);
+            if (p == 0) {
+                check_result(c, &got, e, masks[m]);
+                first = got;
+                continue;
+            }
+            ck_assert_msg(memcmp(first.data, got.data, (size_t)got.n * sizeof(float)) == 0,
+                          "%s: %d threads give other bits than one (mask '%s')", c->what, pool_sizes[p],
+                          masks[m]);
+            guarded_free(&got);
+        }
+        guarded_free(&first);
+    }
+}
+
+/* ---- linear ---- */
+
+typedef struct linear_args {
+    const float *x, *w, *bias;
+    int64_t ldx, n_tokens, n_out, n_in;
+    bool accumulate;
+} linear_args;
+
+static int fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *e)
+{
+    (void)e;
+    const linear_args *a = ctx;
+    if (row0 < 0 || row0 + n_rows > a->n_out)
+        return QC_E_INPUT;
+    memcpy(dst, a->w + row0 * a->n_in, (size_t)(n_rows * a->n_in) * sizeof *dst);
+    return QC_OK;
+}
+
+static void run_linear(const op_call *c, qc_backend *be, float *out)
+{
+    const linear_args *a = c->args;
+    qc_weight *w = NULL;
+    ck_assert_int_eq(be->weight_load(be, a->n_out, a->n_in, fetch_rows, (void *)a, &w, &err), QC_OK);
+    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err),
+                     QC_OK);
+    be->weight_free(be, w);
+}
+
+static void one_linear(int64_t t, int64_t n, int64_t k, int pad, int skew, bool bias, bool accumulate)
+{
+    guarded x = normal_new(t * (k + pad), skew, 1), w = normal_new(n * k, 0, 0.5), b = normal_new(n, 0, 1);
+    guarded rx = rounded(&x), rw = rounded(&w);
+    linear_args a = {.x = x.data,
+                     .w = w.data,
+                     .bias = bias ? b.data : NULL,
+                     .ldx = k + pad,
+                     .n_tokens = t,
+                     .n_out = n,
+                     .n_in = k,
+                     .accumulate = accumulate};
+    op_call c = {.run = run_linear, .what = "linear", .rows = t, .cols = n, .ld = n + pad, .args = &a};
+    c.out = accumulate ? normal_new(t * (n + pad), skew, 1) : guarded_new(t * (n + pad), skew);
+    expected e = expected_new(t * n);
+    ref_linear(&e, accumulate ? c.out.data : NULL, c.ld, rx.data, a.ldx, rw.data, a.bias, t, n, k);
+    for (int64_t i = 0; i < t * n; i++)
+        e.scale[i] = e.scale[i] * TOL_DOT(k) + TOL_TINY;
+    check_op(&c, &e);
+    expected_free(&e);
+    guarded *all[] = {&x, &w, &b, &rx, &rw, &c.out};
+    for (int i = 0; i < 6; i++)
+        guarded_free(all[i]);
+}
+
+START_TEST(linear)
+{
+    static const int64_t sizes[] = {0, 1, 3, 17, 31, 33, 65};
+    for (int i = 0; i < 7; i++)
+        for (int j = 0; j < 7; j++)
+            for (int k = 0; k < 7; k++) {
+                int turn = i + j + k;
+                one_linear(sizes[i], sizes[j], sizes[k], turn % 3, turn % 5, turn & 1, turn & 2);
+            }
+    one_linear(1, 129, 576, 1, 3, true, true);
+    one_linear(129, 576, 65, 0, 0, false, false);
+    one_linear(65, 129, 1411, 7, 1, false, true); /* several blocks of inputs */
+    one_linear(600, 310, 33, 0, 1, true, false);  /* several tasks each way */
+    one_linear(2065, 17, 40, 3, 1, false, true);  /* more than one pass of tokens */
+}
+END_TEST
+
+/* Where a NaN goes in and nowhere else; an infinity likewise. A value that rounds beyond the largest bfloat16
+ * becomes infinite. */
+START_TEST(linear_not_finite)
+{
+    enum { T = 35, N = 40, K = 70 };
+    guarded x = normal_new(T * K, 0, 1), w = normal_new(N * K, 0, 1);
+    const uint32_t low_nan = 0x7f800001u; /* its upper half is that of infinity */
+    memcpy(&x.data[3 * K + 69], &low_nan, 4);
+    x.data[17 * K] = INFINITY;
+    x.data[34 * K + 5] = 3.4e38f; /* above 255.5 * 2^120 */
+    memcpy(&w.data[33 * K + 2], &low_nan, 4);
+    linear_args a = {.x = x.data, .w = w.data, .ldx = K, .n_tokens = T, .n_out = N, .n_in = K};
+    op_call c = {.run = run_linear, .args = &a, .ld = N};
+    for (int m = 0; m < N_MASKS; m++) {
+        guarded y = guarded_new(T * N, 0);
+        run_linear(&c, backends[m][0], y.data);
+        for (int t = 0; t < T; t++)
+            for (int n = 0; n < N; n++) {
+                double got = (double)y.data[t * N + n];
+                if (t == 3 || n == 33)
+                    ck_assert_msg(isnan(got), "[%d, %d] is %g (mask '%s')", t, n, got, masks[m]);
+                else if (t == 17 || t == 34)
+                    ck_assert_msg(isinf(got), "[%d, %d] is %g (mask '%s')", t, n, got, masks[m]);
+                else
+                    ck_assert_msg(isfinite(got), "[%d, %d] is %g (mask '%s')", t, n, got, masks[m]);
+            }
+        guarded_free(&y);
+    }
+    guarded_free(&x);
+    guarded_free(&w);
+}
+END_TEST
+
+/* Every rounding case of the format: 1 x value, so that the product is the rounded value itself. Both as the
+ * left operand (x) and as the right one (w). */
+START_TEST(rounding)
+{
+    enum { N = 4096 };
+    guarded v = guarded_new(N, 0), one = guarded_new(1, 0);
+    one.data[0] = 1;
+    for (int i = 0; i < N; i++) {
+        /* exponents 2^-100 .. 2^100; the lower 16 bits often near the middle between neighbours */
+        uint32_t u = (uint32_t)qc_rng_next(&rng) & 0x807fffffu;
+        u |= (uint32_t)(27 + qc_rng_below(&rng, 200)) << 23;
+        if (i & 1)
+            u = (u & 0xffff0000u) | (0x7ffeu + (uint32_t)qc_rng_below(&rng, 4));
+        memcpy(&v.data[i], &u, 4);
+    }
+    for (int side = 0; side < 2; side++) {
+        linear_args a = {.x = side ? one.data : v.data,
+                         .w = side ? v.data : one.data,
+                         .ldx = 1,
+                         .n_tokens = side ? 1 : N,
+                         .n_out = side ? N : 1,
+                         .n_in = 1};
+        op_call c = {.run = run_linear,
+                     .what = side ? "rounding of w" : "rounding of x",
+                     .out = guarded_new(N, 0),
+                     .rows = a.n_tokens,
+                     .cols = a.n_out,
+                     .ld = a.n_out,
+                     .args = &a};
+        expected e = expected_new(N);
+        for (int i = 0; i < N; i++)
+            e.value[i] = (double)nearest_bf16(v.data[i]);
+        check_op(&c, &e);
+        expected_free(&e);
+        guarded_free(&c.out);
+    }
+    guarded_free(&v);
+    guarded_free(&one);
+}
+END_TEST
+
+int main(void)
+{
+    const test_case cases[] = {
+        {"linear", linear},
+        {"linear_not_finite", linear_not_finite},
+        {"rounding", rounding},
+    };
+    Suite *s = suite_create("bf16");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TCase *tc = tcase_create(cases[i].name);
+        tcase_set_timeout(tc, 120);
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_add_test(tc, cases[i].fn);
+        suite_add_tcase(s, tc);
+    }
+    SRunner *sr = srunner_create(s);
+    srunner_run_all(sr, CK_ENV);
+    int failed = srunner_ntests_failed(sr);
+    srunner_free(sr);
+    return failed ? 1 : 0;
+}
