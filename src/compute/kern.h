@@ -18,6 +18,27 @@ typedef struct qc_softmax_state {
     float max, sum;
 } qc_softmax_state;
 
+/* Some columns of nr rows in work by round_sweep; all panels are [columns, nr] or [groups, nr]. Every
+ * instruction set rounds alike: code = clamp(nearest even(t / scale) + zero), value = scale * (code - zero)
+ * without fused operations; a NaN gets code 0. */
+typedef struct qc_round_part {
+    int64_t n_cols;
+    const float *c; /* [n_cols, n_cols], stride ldc: coefficients among these columns */
+    int64_t ldc;
+    const float *inv; /* [n_cols], NULL: 1 */
+    /* Not NULL: a sweep over codes that exist. change[n_cols, nr] = new error - old error; a code stays
+     * unless another is nearer to t. */
+    float *change;
+    const float *scales, *zeros; /* panels of groups */
+    const int32_t *group_of;     /* [n_cols] */
+    float qmax;                  /* largest code */
+    const float *target;
+    float *sum; /* sum_i c[j, i] e_i without the columns of this part (forward) or of the errors before the
+                 * changes in this part (else, the diagonal included); overwritten */
+    float *error;
+    uint8_t *codes; /* [n_cols, nr] */
+} qc_round_part;
+
 typedef struct qc_kern {
     const char *name; /* of the highest instruction set in the table */
     bool use_blas;    /* `gemm` is too slow for `linear`: use the BLAS library there */
@@ -31,6 +52,10 @@ typedef struct qc_kern {
                  int64_t k, bool accumulate);
     /* Panel dst[k, nr] from rows src[n, k] (stride lds): dst[j, i] = src[i, j], zeros for i >= n; n <= nr. */
     void (*pack)(float *dst, const float *src, int64_t lds, int64_t n, int64_t k);
+
+    /* The way back: rows dst[n, k] (stride ldd) from panel src[k, nr], times alpha: dst[i, j] = alpha src[j,
+     * i]; n <= nr. */
+    void (*unpack)(float *dst, int64_t ldd, const float *src, int64_t n, int64_t k, float alpha);
 
     /* One row: y = x / sqrt(mean(x^2) + eps) * (gain + gain_offset); y may be x. */
     void (*rms_norm)(float *y, const float *x, const float *gain, float gain_offset, int64_t dim, float eps);
@@ -54,6 +79,15 @@ typedef struct qc_kern {
      * business); b may be NULL. A logit that is NaN or infinite is counted and left out of its sum, its pair
      * left out of `cross`. */
     void (*score_block)(qc_score *s, const float *a, const float *b, int64_t n, int32_t id0);
+
+    /* sum_abs[n] += sum_t |x[t, :]|, the sum of a call in float32 first; max_abs[n] = max(max_abs, |x[t,
+     * :]|), NaN left out. */
+    void (*column_stats)(float *sum_abs, float *max_abs, const float *x, int64_t ldx, int64_t n_tokens,
+                         int64_t n);
+    /* One group of quantize_acts: codes -qmax .. qmax; y may be x. NaN stays NaN. */
+    void (*quantize_act)(float *y, const float *x, int64_t n, float qmax);
+    /* Round the columns of a part one after the other, nr rows at once. */
+    void (*round_part)(const qc_round_part *part);
 
     /* As the operation of backend.h, for one row: codes[n_cols], scales and (unless symmetric)
      * zeros[n_groups]. Adds to *stats. Every instruction set gives the same bits. */

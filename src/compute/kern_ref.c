@@ -26,6 +26,13 @@ static void pack_ref(float *dst, const float *src, int64_t lds, int64_t n, int64
             dst[j * NR_REF + i] = i < n ? src[i * lds + j] : 0;
 }
 
+static void unpack_ref(float *dst, int64_t ldd, const float *src, int64_t n, int64_t k, float alpha)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < k; j++)
+            dst[i * ldd + j] = alpha * src[j * NR_REF + i];
+}
+
 static void rms_norm_ref(float *y, const float *x, const float *gain, float gain_offset, int64_t dim,
                          float eps)
 {
@@ -124,6 +131,68 @@ void qc_kern_score_block_ref(qc_score *s, const float *a, const float *b, int64_
     }
 }
 
+static void column_stats_ref(float *sum_abs, float *max_abs, const float *x, int64_t ldx, int64_t n_tokens,
+                             int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        double sum = 0;
+        float max = max_abs[i];
+        for (int64_t t = 0; t < n_tokens; t++) {
+            float a = fabsf(x[t * ldx + i]);
+            sum += (double)a;
+            max = a > max ? a : max;
+        }
+        sum_abs[i] += (float)sum;
+        max_abs[i] = max;
+    }
+}
+
+static void quantize_act_ref(float *y, const float *x, int64_t n, float qmax)
+{
+    float max = 0;
+    for (int64_t i = 0; i < n; i++)
+        max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+    float step = max / qmax;
+    for (int64_t i = 0; i < n; i++) {
+        float q = step > 0 ? rintf(x[i] / step) : x[i] * 0;
+        q = q > qmax ? qmax : q < -qmax ? -qmax : q;
+        y[i] = q * step;
+    }
+}
+
+/* One column of one row: new error, and the code. */
+static float round_one(float t, float target, float scale, float zero, float qmax, bool keep, uint8_t *code)
+{
+    float lo = -zero, hi = qmax - zero, p = rintf(t / scale);
+    p = p > lo ? p : lo;
+    p = p < hi ? p : hi;
+    if (keep) {
+        float old = (float)*code - zero;
+        if (fabsf(t - scale * old) <= fabsf(t - scale * p))
+            p = old;
+    }
+    *code = (uint8_t)(p + zero);
+    return target - scale * p;
+}
+
+static void round_part_ref(const qc_round_part *b)
+{
+    for (int64_t j = 0; j < b->n_cols; j++)
+        for (int64_t r = 0; r < NR_REF; r++) {
+            int64_t at = j * NR_REF + r, g = b->group_of[j] * NR_REF + r;
+            float old = b->change ? b->error[at] : 0;
+            float sum = b->change ? b->sum[at] - b->c[j * b->ldc + j] * old : b->sum[at];
+            float t = b->target[at] + (b->inv ? b->inv[j] * sum : sum);
+            float e = round_one(t, b->target[at], b->scales[g], b->zeros[g], b->qmax, b->change != NULL,
+                                &b->codes[at]);
+            b->error[at] = e;
+            if (b->change)
+                b->change[at] = e - old;
+            for (int64_t i = j + 1; i < b->n_cols; i++)
+                b->sum[i * NR_REF + r] += b->c[i * b->ldc + j] * (e - old);
+        }
+}
+
 void qc_kern_init_ref(qc_kern *kern)
 {
     *kern = (qc_kern){
@@ -133,6 +202,7 @@ void qc_kern_init_ref(qc_kern *kern)
         .nr = NR_REF,
         .gemm = gemm_ref,
         .pack = pack_ref,
+        .unpack = unpack_ref,
         .rms_norm = rms_norm_ref,
         .rope = rope_ref,
         .gated_act = gated_act_ref,
@@ -141,5 +211,8 @@ void qc_kern_init_ref(qc_kern *kern)
         .softcap = softcap_ref,
         .softmax = softmax_ref,
         .score_block = qc_kern_score_block_ref,
+        .column_stats = column_stats_ref,
+        .quantize_act = quantize_act_ref,
+        .round_part = round_part_ref,
     };
 }

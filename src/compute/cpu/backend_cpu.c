@@ -233,6 +233,15 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .add = cpu_add,
         .score = qc_cpu_score,
         .quantize_rows = cpu_quantize_rows,
+        .gram = qc_cpu_gram,
+        .mirror = qc_cpu_mirror,
+        .column_stats = qc_cpu_column_stats,
+        .quantize_acts = qc_cpu_quantize_acts,
+        .factor = qc_cpu_factor,
+        .factor_solve = qc_cpu_factor_solve,
+        .round_sweep = qc_cpu_round_sweep,
+        .refit_scales = qc_cpu_refit_scales,
+        .hessian_error = qc_cpu_hessian_error,
         .close = cpu_close,
     };
     if (compute == QC_COMPUTE_BF16)

@@ -49,10 +49,47 @@ static inline int64_t qc_bf16_strip(int64_t k)
     return (k + QC_BF16_INPUTS - 1) / QC_BF16_INPUTS * QC_BF16_TILE;
 }
 
+int qc_cpu_gram(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
+                int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+int qc_cpu_mirror(qc_backend *be, float *h, int64_t n, qc_err *err);
+int qc_cpu_column_stats(qc_backend *be, float *sum_abs, float *max_abs, const float *x, int64_t ldx,
+                        int64_t n_tokens, int64_t n_dims, qc_err *err);
+int qc_cpu_quantize_acts(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t n_tokens,
+                         int64_t n_dims, int bits, int64_t group_elems, qc_err *err);
+int qc_cpu_factor(qc_backend *be, float *a, int64_t n, double *pivots, int64_t *ret_bad, qc_err *err);
+int qc_cpu_factor_solve(qc_backend *be, const float *factor, const double *pivots, float *b, int64_t n_rows,
+                        int64_t n, qc_err *err);
+int qc_cpu_round_sweep(qc_backend *be, const float *c, const float *inv, bool forward, const qc_grid *grid,
+                       const qc_round_rows *rows, qc_err *err);
+int qc_cpu_refit_scales(qc_backend *be, const float *h, const qc_grid *grid, const qc_round_rows *rows,
+                        qc_err *err);
+int qc_cpu_hessian_error(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,
+                         double *ret, qc_err *err);
+
+/* A block of at most QC_GRAM_TOKENS tokens of two matrices [tokens, n], laid out for `gemm`: the first as
+ * rows[n, QC_GRAM_LD] (a column of it is a row here), the second as panels of nr columns, each [n_tokens,
+ * nr], one behind the other. QC_GRAM_LD keeps rows out of step with the sets of the first level cache. */
+enum { QC_GRAM_TOKENS = 256, QC_GRAM_LD = QC_GRAM_TOKENS + 16 };
+typedef struct qc_gram_block {
+    float *rows, *panels;
+    int64_t n_tokens;
+} qc_gram_block;
+
+/* Floats that `rows`, and `panels`, of a block need. */
+int64_t qc_cpu_gram_elems(const qc_kern *kern, int64_t n_dims);
+/* Panel dst[k, nr] from n <= nr columns of a[k, lda], the rest zeros. */
+void qc_cpu_gram_panel(const qc_kern *kern, float *dst, const float *a, int64_t lda, int64_t n, int64_t k);
+/* h[n, n] += sum over the blocks, in their order, of rows x panels; lower: the lower triangle only. */
+void qc_cpu_gram_tiles(qc_cpu_backend *cb, float *h, int64_t ldh, int64_t n, const qc_gram_block *blocks,
+                       int64_t n_blocks, bool lower);
+
 /* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only
  * file that knows it is blas.c. */
 void qc_blas_single_thread(void);
 void qc_blas_gemm(float *y, int64_t ldy, const float *x, int64_t ldx, const float *w, int64_t ldw, int64_t m,
                   int64_t n, int64_t k, bool accumulate);
+/* Lower Cholesky factor of a[n, n] in place, the lower triangle given. Returns how many pivots from the first
+ * on are good: n if all are. NaN may count as good. */
+int64_t qc_blas_cholesky(double *a, int64_t n);
 
 #endif

@@ -176,6 +176,27 @@ static void pack_simd(float *dst, const float *src, int64_t lds, int64_t n, int6
         }
 }
 
+/* Rows j .. j + VL - 1 of the panel become columns of the rows i .. i + VL - 1 that exist. */
+static void unpack_simd(float *dst, int64_t ldd, const float *src, int64_t n, int64_t k, float alpha)
+{
+    vf t[VL], a = v_set1(alpha);
+    for (int64_t i = 0; i < n; i += VL)
+        for (int64_t j = 0; j < k; j += VL) {
+            int64_t rows = n - i < VL ? n - i : VL, cols = k - j < VL ? k - j : VL;
+            for (int r = 0; r < VL; r++) {
+                t[r] = v_set1(0);
+                if (r < cols)
+                    t[r] = a * v_load(src + (j + r) * NR + i);
+            }
+            v_transpose(t);
+            for (int64_t r = 0; r < rows; r++)
+                if (cols == VL)
+                    v_store(dst + (i + r) * ldd + j, t[r]);
+                else
+                    v_storen(dst + (i + r) * ldd + j, (int)cols, t[r]);
+        }
+}
+
 /* ---- rows and elements ---- */
 
 static void rms_norm_simd(float *y, const float *x, const float *gain, float gain_offset, int64_t dim,
@@ -419,6 +440,135 @@ static void score_block_simd(qc_score *s, const float *a, const float *b, int64_
     score_two(s, a, b, n);
 }
 
+/* ---- activations and rounding ---- */
+
+INLINE vf v_abs(vf a)
+{
+    return v_max(a, v_set1(0) - a); /* NaN stays: the second operand is NaN, too */
+}
+
+/* Up to 4 vectors of columns at once: whole cache lines of a row. */
+INLINE void stats_columns(int N, float *sum_abs, float *max_abs, const float *x, int64_t ldx,
+                          int64_t n_tokens)
+{
+    vf sum[4], max[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; v++) {
+        sum[v] = v_set1(0);
+        max[v] = v_load(max_abs + v * VL);
+    }
+    for (int64_t t = 0; t < n_tokens; t++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < N; v++) {
+            vf a = v_abs(v_load(x + t * ldx + v * VL));
+            sum[v] += a;
+            max[v] = v_max(a, max[v]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < N; v++) {
+        v_store(sum_abs + v * VL, v_load(sum_abs + v * VL) + sum[v]);
+        v_store(max_abs + v * VL, max[v]);
+    }
+}
+
+static void column_stats_simd(float *sum_abs, float *max_abs, const float *x, int64_t ldx, int64_t n_tokens,
+                              int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL)
+        stats_columns(4, sum_abs + i, max_abs + i, x + i, ldx, n_tokens);
+    for (; i + VL <= n; i += VL)
+        stats_columns(1, sum_abs + i, max_abs + i, x + i, ldx, n_tokens);
+    if (i == n)
+        return;
+    int rest = (int)(n - i);
+    vf sum = v_set1(0), max = v_loadn(max_abs + i, rest);
+    for (int64_t t = 0; t < n_tokens; t++) {
+        vf a = v_abs(v_loadn(x + t * ldx + i, rest));
+        sum += a;
+        max = v_max(a, max);
+    }
+    v_storen(sum_abs + i, rest, v_loadn(sum_abs + i, rest) + sum);
+    v_storen(max_abs + i, rest, max);
+}
+
+static void quantize_act_simd(float *y, const float *x, int64_t n, float qmax)
+{
+    vf m = v_set1(0);
+#define BODY(LOAD, STORE) m = v_max(v_abs(LOAD(x + i)), m)
+    FOR_VECTORS(n, BODY);
+#undef BODY
+    float step = v_hmax(m) / qmax;
+    /* step 0: all are 0 or NaN, or so small that they count as 0; 0 or NaN is left of x * 0 / 1 */
+    vf s = v_set1(step), by = v_set1(step > 0 ? step : 1), once = v_set1(step > 0 ? 1 : 0);
+    vf hi = v_set1(qmax), lo = v_set1(-qmax);
+#define BODY(LOAD, STORE) STORE(y + i, s * v_max(lo, v_min(hi, v_round(LOAD(x + i) * once / by))))
+    FOR_VECTORS(n, BODY);
+#undef BODY
+}
+
+typedef int32_t vmask __attribute__((vector_size(sizeof(vf))));
+
+/* a where the mask is set, else b */
+INLINE vf v_select(vmask mask, vf a, vf b)
+{
+    return (vf)((mask & (vmask)a) | (~mask & (vmask)b));
+}
+
+/* Columns come one after the other, so the vectors of a row of a panel are what runs side by side. */
+INLINE void round_columns(const qc_round_part *b, bool again)
+{
+    vf qmax = v_set1(b->qmax), change[NRV];
+    for (int64_t j = 0; j < b->n_cols; j++) {
+        vf inv = v_set1(b->inv ? b->inv[j] : 1), diagonal = v_set1(b->c[j * b->ldc + j]);
+#pragma GCC unroll 4
+        for (int v = 0; v < NRV; v++) {
+            int64_t at = j * NR + v * VL, g = b->group_of[j] * NR + v * VL;
+            vf scale = v_load(b->scales + g), zero = v_load(b->zeros + g), target = v_load(b->target + at);
+            vf sum = v_load(b->sum + at), before = v_set1(0);
+            if (again) {
+                before = v_load(b->error + at);
+                sum -= diagonal * before;
+            }
+            vf t = target + inv * sum;
+            vf p = v_min(v_max(v_round(t / scale), v_set1(0) - zero), qmax - zero);
+            if (again) {
+                float code[VL];
+                for (int l = 0; l < VL; l++)
+                    code[l] = b->codes[at + l];
+                vf old = v_load(code) - zero;
+                p = v_select((vmask)(v_abs(t - scale * old) <= v_abs(t - scale * p)), old, p);
+            }
+            vf error = target - scale * p;
+            change[v] = error - before;
+            v_store(b->error + at, error);
+            if (again)
+                v_store(b->change + at, change[v]);
+            float code[VL];
+            v_store(code, p + zero);
+            for (int l = 0; l < VL; l++)
+                b->codes[at + l] = (uint8_t)code[l];
+        }
+        for (int64_t i = j + 1; i < b->n_cols; i++) {
+            vf c = v_set1(b->c[i * b->ldc + j]);
+#pragma GCC unroll 4
+            for (int v = 0; v < NRV; v++) {
+                float *sum = b->sum + i * NR + v * VL;
+                v_store(sum, v_fma(c, change[v], v_load(sum)));
+            }
+        }
+    }
+}
+
+static void round_part_simd(const qc_round_part *part)
+{
+    if (part->change)
+        round_columns(part, true);
+    else
+        round_columns(part, false);
+}
+
 static void kern_slots(qc_kern *kern, const char *name)
 {
     kern->name = name;
@@ -427,6 +577,7 @@ static void kern_slots(qc_kern *kern, const char *name)
     kern->nr = NR;
     kern->gemm = gemm_simd;
     kern->pack = pack_simd;
+    kern->unpack = unpack_simd;
     kern->rms_norm = rms_norm_simd;
     kern->rope = rope_simd;
     kern->gated_act = gated_act_simd;
@@ -435,6 +586,9 @@ static void kern_slots(qc_kern *kern, const char *name)
     kern->softcap = softcap_simd;
     kern->softmax = softmax_simd;
     kern->score_block = score_block_simd;
+    kern->column_stats = column_stats_simd;
+    kern->quantize_act = quantize_act_simd;
+    kern->round_part = round_part_simd;
 }
 
 #endif
