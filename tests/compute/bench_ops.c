@@ -14,9 +14,15 @@
 
 enum { ROUNDS = 7, TOKENS = 2048 };
 
-static const char *const masks[] = {"", "avx512"};
-static const char *names[4] = {0};
-static qc_backend *backends[4];
+enum { N_SIDES = 4 };
+static const struct {
+    const char *name, *mask;
+    qc_compute compute;
+} sides[N_SIDES] = {{"best", "", QC_COMPUTE_F32},
+                    {"-avx512", "avx512", QC_COMPUTE_F32},
+                    {"bf16", "", QC_COMPUTE_BF16},
+                    {"bf16 -amx", "amx", QC_COMPUTE_BF16}};
+static qc_backend *backends[N_SIDES];
 static int n_backends, n_threads = 1;
 static qc_pool *pool;
 static const char *pattern = "";
@@ -51,7 +57,7 @@ typedef struct bench {
 
 static void report(const bench *b)
 {
-    double best[5];
+    double best[N_SIDES + 1];
     int n = n_backends + b->with_blas;
     if (!strstr(b->op, pattern))
         return;
@@ -65,7 +71,7 @@ static void report(const bench *b)
         }
     for (int i = 0; i < n; i++)
         printf("%-10s %-22s %-9s %9.3f ms %8.1f %s\n", b->op, b->shape,
-               i < n_backends ? names[i] : "openblas", best[i] * 1e3, b->work / best[i], b->unit);
+               i < n_backends ? sides[i].name : "openblas", best[i] * 1e3, b->work / best[i], b->unit);
     fflush(stdout);
 }
 
@@ -75,7 +81,7 @@ typedef struct linear_args {
     int64_t n, k;
     const float *x, *w;
     float *y;
-    qc_weight *prepared[4];
+    qc_weight *prepared[N_SIDES];
 } linear_args;
 
 static int fetch(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
@@ -228,13 +234,10 @@ int main(int argc, char **argv)
         n_threads = atoi(argv[2]);
     if (qc_pool_new(n_threads, &pool, &err) != QC_OK)
         return 5;
-    for (int i = 0; i < 2; i++) {
-        if (qc_cpu_set_mask(masks[i], &err) != QC_OK ||
-            qc_backend_cpu_new(pool, QC_COMPUTE_F32, &backends[i], &err) != QC_OK)
+    for (int i = 0; i < N_SIDES; i++, n_backends++)
+        if (qc_cpu_set_mask(sides[i].mask, &err) != QC_OK ||
+            qc_backend_cpu_new(pool, sides[i].compute, &backends[i], &err) != QC_OK)
             return 5;
-        names[i] = i == 0 ? "best" : "-avx512";
-        n_backends++;
-    }
     printf("%d threads, rates per core; best = ", n_threads);
     if (qc_cpu_set_mask("", &err) == QC_OK)
         printf("%s\n", qc_cpu_describe());
