@@ -194,6 +194,72 @@ START_TEST(linear)
 }
 END_TEST
 
+/* ---- gram ---- */
+
+typedef struct gram_args {
+    const float *a, *b;
+    int64_t lda, ldb, n_tokens, n_dims;
+    float alpha;
+} gram_args;
+
+static void run_gram(const op_call *c, qc_backend *be, float *out)
+{
+    const gram_args *g = c->args;
+    ck_assert_int_eq(be->gram(be, out, g->a, g->lda, g->b, g->ldb, g->n_tokens, g->n_dims, g->alpha, &err),
+                     QC_OK);
+}
+
+static void one_gram(int64_t t, int64_t k, int pad, bool two, float alpha)
+{
+    guarded a = normal_new(t * (k + pad), pad, 1), b = normal_new(t * (k + 2 * pad), 2, 1);
+    guarded ra = rounded(&a), rb = rounded(&b);
+    gram_args g = {.a = a.data,
+                   .b = two ? b.data : NULL,
+                   .lda = k + pad,
+                   .ldb = k + 2 * pad,
+                   .n_tokens = t,
+                   .n_dims = k,
+                   .alpha = alpha};
+    op_call c = {.run = run_gram,
+                 .what = two ? "gram of two" : "gram",
+                 .out = normal_new(k * k, pad, 3),
+                 .rows = k,
+                 .cols = k,
+                 .ld = k,
+                 .args = &g};
+    expected e = expected_new(k * k);
+    for (int64_t i = 0; i < k; i++)
+        for (int64_t j = 0; j < k; j++) {
+            double sum = (double)c.out.data[i * k + j], size = fabs(sum);
+            for (int64_t p = 0; p < t; p++) {
+                double x = (double)ra.data[p * g.lda + i];
+                double y = two ? (double)rb.data[p * g.ldb + j] : (double)ra.data[p * g.lda + j];
+                sum += (double)alpha * x * y;
+                size += fabs(x * y);
+            }
+            e.value[i * k + j] = sum;
+            e.scale[i * k + j] = two || j <= i ? size * TOL_DOT(t) + TOL_TINY : -1;
+        }
+    check_op(&c, &e);
+    expected_free(&e);
+    guarded *all[] = {&a, &b, &ra, &rb, &c.out};
+    for (int i = 0; i < 5; i++)
+        guarded_free(all[i]);
+}
+
+START_TEST(gram)
+{
+    static const int64_t sizes[] = {0, 1, 3, 17, 31, 33, 65};
+    for (int i = 0; i < 7; i++)
+        for (int j = 0; j < 7; j++)
+            one_gram(sizes[i], sizes[j], (i + j) % 3, (i + j) & 1, i & 2 ? -1 : 1);
+    one_gram(33, 300, 1, false, 1); /* several blocks of h */
+    one_gram(17, 129, 0, true, -1);
+    one_gram(1100, 35, 3, false, -1); /* several blocks of tokens */
+    one_gram(1030, 40, 0, true, 1);
+}
+END_TEST
+
 /* Where a NaN goes in and nowhere else; an infinity likewise. A value that rounds beyond the largest bfloat16
  * becomes infinite. */
 START_TEST(linear_not_finite)
@@ -273,6 +339,7 @@ int main(void)
     const test_case cases[] = {
         {"linear", linear},
         {"linear_not_finite", linear_not_finite},
+        {"gram", gram},
         {"rounding", rounding},
     };
     Suite *s = suite_create("bf16");

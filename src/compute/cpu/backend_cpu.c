@@ -244,8 +244,10 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .hessian_error = qc_cpu_hessian_error,
         .close = cpu_close,
     };
-    if (compute == QC_COMPUTE_BF16)
+    if (compute == QC_COMPUTE_BF16) {
         cb->be.linear = qc_cpu_linear_bf16;
+        cb->be.gram = qc_cpu_gram_bf16;
+    }
     *ret = &cb->be;
     return QC_OK;
 }

@@ -43,6 +43,9 @@ int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const 
 int qc_cpu_linear_bf16(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
                        const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 
+int qc_cpu_gram_bf16(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
+                     int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+
 /* Elements of a strip of tiles over k inputs. */
 static inline int64_t qc_bf16_strip(int64_t k)
 {
