@@ -40,13 +40,24 @@ typedef struct qc_corpus {
     char ids_sha256[65]; /* of ids as little-endian uint32 */
 } qc_corpus;
 
-/* Read PATH with the tokenizer of the model: .txt (UTF-8, whole; windows mostly begin mid-document), .jsonl
- * (an object with `text`, or `messages` rendered with the model's chat template where it is one of those
- * known, per line), .npy (int32 or int64 token ids, [n] or [n, length]). Events: `corpus` notes (fewer
- * windows than wanted, documents left out). QC_E_INPUT: unreadable, not UTF-8, ids outside the vocabulary, no
- * whole window; QC_E_UNSUPPORTED: messages for a chat template that is not known. */
+/* Read PATH with the tokenizer of the model: .jsonl (per line an object with `text`, or `messages` rendered
+ * with the model's chat template where it is one of those known), .npy (token ids as int32, int64, uint16 or
+ * uint32, [n], or [n, length]: rows are windows), anything else as UTF-8 text (windows mostly begin
+ * mid-document). Each document starts with the BOS id if the tokenizer adds one. Events: `corpus` notes
+ * (fewer windows than wanted, conversations left out). QC_E_USAGE: a length that the model or the file does
+ * not allow; QC_E_INPUT: unreadable, not UTF-8, ids outside the vocabulary, no whole window;
+ * QC_E_UNSUPPORTED: messages for a chat template that is not known, elements of another type. */
 int qc_corpus_load(const qc_source *src, const char *path, const qc_corpus_options *options, int64_t vocab,
                    qc_event_list *events, qc_corpus *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_corpus_clear(qc_corpus *corpus);
+
+/* Notes of kind `calibration_rank`: fewer tokens than twice the widest input of a matrix (H is then far from
+ * full rank and damping does the rest), or all tokens equal. */
+int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, qc_event_list *events,
+                    qc_err *err) QC_WARN_UNUSED;
+
+/* Windows and length by name: "quick" 16 x 512, "standard" 128 x 2048, "thorough" 256 x 2048. A model that
+ * takes fewer positions needs a shorter length. */
+bool qc_corpus_preset(const char *name, int64_t *ret_windows, int64_t *ret_length);
 
 #endif
