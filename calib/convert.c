@@ -54,6 +54,8 @@ static void stored_info(const qc_tensor_info *in, const qc_convert_item *item, q
     if (item->action == QC_ACTION_QUANTIZED) {
         ret->dtype = QC_DT_GRID;
         ret->grid = item->spec.grid;
+        ret->act_bits = item->act_bits;
+        ret->act_group = item->act_group;
     }
 }
 
@@ -105,6 +107,44 @@ static int plan_item(const qc_model *model, const qc_policy *policy, qc_convert_
     return QC_OK;
 }
 
+qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tensor)
+{
+    for (int64_t i = 0; i < plan->n_items; i++)
+        if (plan->items[i].tensor == tensor)
+            return &plan->items[i];
+    return NULL;
+}
+
+/* Matrices of a stage see the same activations: quantized if all of them are on a grid. */
+static int plan_acts_of_stage(const qc_model *model, const qc_policy *policy, int layer, qc_stage stage,
+                              qc_convert_plan *plan, qc_event_list *events, qc_err *err)
+{
+    const qc_slot *slots = qc_stage_slots(stage);
+    int64_t width = qc_stage_width(&model->config, stage);
+    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++) {
+        int64_t tensor = qc_model_tensor(model, layer, *s);
+        if (qc_convert_plan_item(plan, tensor)->action != QC_ACTION_QUANTIZED)
+            return qc_event_add(events, QC_EVENT_NOTE, "activations",
+                                model->src->info(model->src, tensor)->name, 1, err,
+                                "left in 16 bit, and so are the activations that it reads");
+    }
+    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++) {
+        qc_convert_item *item = qc_convert_plan_item(plan, qc_model_tensor(model, layer, *s));
+        item->act_bits = policy->act_bits;
+        item->act_group = policy->act_group < width ? policy->act_group : 0;
+    }
+    return QC_OK;
+}
+
+static int plan_acts(const qc_model *model, const qc_policy *policy, qc_convert_plan *plan,
+                     qc_event_list *events, qc_err *err)
+{
+    for (int layer = 0; layer < (int)model->config.n_layers && policy->act_bits; layer++)
+        for (int stage = 0; stage < QC_N_STAGES; stage++)
+            QC_TRY(plan_acts_of_stage(model, policy, layer, (qc_stage)stage, plan, events, err));
+    return QC_OK;
+}
+
 /* Names that overrides and skip patterns may match. */
 static int check_patterns(const qc_model *model, const qc_policy *policy, qc_err *err)
 {
@@ -147,8 +187,12 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_even
             plan.work_bytes = elems * 7 > plan.work_bytes ? elems * 7 : plan.work_bytes;
         }
     }
-    *ret = plan;
-    return QC_OK;
+    int rc = plan_acts(model, policy, &plan, events, err);
+    if (rc == QC_OK)
+        *ret = plan;
+    else
+        qc_convert_plan_clear(&plan);
+    return rc;
 }
 
 void qc_convert_plan_clear(qc_convert_plan *plan)

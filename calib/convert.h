@@ -17,6 +17,8 @@ typedef struct qc_convert_item {
     int64_t tensor; /* index in the source */
     qc_tensor_action action;
     qc_quant_spec spec; /* when action is QC_ACTION_QUANTIZED */
+    int act_bits;       /* of the matrix's inputs while running; 0 = not quantized. The same in a stage */
+    int64_t act_group;  /* as in qc_tensor_info */
     const char *rule;   /* static text: why */
     uint64_t bytes_out; /* in the packed file; 0 when not stored */
 } qc_convert_item;
@@ -35,6 +37,9 @@ typedef struct qc_convert_plan {
 int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events,
                          qc_convert_plan *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_convert_plan_clear(qc_convert_plan *plan);
+
+/* What happens to a tensor of the source. */
+qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tensor);
 
 typedef struct qc_convert_options {
     bool allow_nonfinite; /* a matrix with NaN or infinities is left in 16 bit (event) instead of refused */

@@ -295,10 +295,7 @@ static int fetch_decoded(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc
 
 static const qc_convert_item *planned(const pipeline *p, int64_t tensor)
 {
-    for (int64_t i = 0; i < p->plan->n_items; i++)
-        if (p->plan->items[i].tensor == tensor)
-            return &p->plan->items[i];
-    return NULL;
+    return qc_convert_plan_item(p->plan, tensor);
 }
 
 static void matrix_job_init(const pipeline *p, int layer, qc_slot slot, matrix_job *m)
@@ -441,8 +438,11 @@ static int load_layers(layer_job *j, qc_err *err)
     QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->layer, err));
     if (p->x_ref.n_tokens)
         QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->ref, err));
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
-        qc_layer_set_acts(j->layer, (qc_stage)stage, p->options->act_bits, p->options->act_group);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        const qc_convert_item *item =
+            planned(p, qc_model_tensor(p->model, j->index, qc_stage_slots((qc_stage)stage)[0]));
+        qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
+    }
     j->record.times.io += qc_now_seconds() - start;
     return QC_OK;
 }

@@ -16,8 +16,6 @@ typedef struct qc_pipeline_options {
     qc_gptq_options gptq_options;
     bool original_inputs;  /* statistics of the 16-bit stream instead of the quantized one */
     double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
-    int act_bits;          /* activations quantized on the fly; 0 = none */
-    int64_t act_group;     /* columns that share an activation scale; 0 = whole token */
     uint64_t memory_bytes; /* cap for the whole process, 0 = none: streams spill to scratch */
     const char *scratch_folder;
     void (*progress)(void *ctx, double fraction);

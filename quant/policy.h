@@ -32,6 +32,8 @@ typedef struct qc_policy {
     int n_overrides;
     char **skip; /* globs: leave in 16 bit */
     int n_skip;
+    int act_bits;      /* inputs of the linears are quantized while running; 0 = they are not */
+    int64_t act_group; /* their columns that share a scale: a multiple of 32; 0 = the whole token */
 } qc_policy;
 
 /* Linears: 4 bit, groups of 128, symmetric full range, F16 scales with squared-error search. Embedding and

@@ -658,5 +658,7 @@ void qc_recipe_policy(const qc_recipe_quantize *q, qc_policy *ret)
         .n_overrides = q->n_overrides,
         .skip = q->skip,
         .n_skip = q->n_skip,
+        .act_bits = q->activations.bits,
+        .act_group = q->activations.group,
     };
 }

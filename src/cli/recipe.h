@@ -49,8 +49,9 @@ typedef struct qc_recipe_weights {
 } qc_recipe_weights;
 
 typedef struct qc_recipe_activations {
-    int bits;    /* 0 = not quantized */
-    int dynamic; /* 0 none (static), 1 token, 2 tensor */
+    int bits;      /* 0 = not quantized */
+    int dynamic;   /* 0 none (static), 1 token, 2 tensor */
+    int64_t group; /* 0 = one scale per token */
 } qc_recipe_activations;
 
 typedef struct qc_recipe_embedding {

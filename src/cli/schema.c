@@ -50,10 +50,12 @@ static const qc_key weights_keys[] = {
 
 static const qc_key activations_keys[] = {
 #define S qc_recipe_activations
-    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 4, .max = 8, .words = "none", .now = "", .unit = "bits",
-     .deflt = "none", .help = "bits per activation"},
-    {"dynamic", QC_KEY_ENUM, FIELD(S, dynamic), .words = "none|token|tensor", .now = "none", .deflt = "none",
-     .help = "scale computed while running, per token or tensor"},
+    {"bits", QC_KEY_INT, FIELD(S, bits), .min = 4, .max = 8, .words = "none", .unit = "bits", .deflt = "none",
+     .help = "bits of the inputs of the linear layers"},
+    {"dynamic", QC_KEY_ENUM, FIELD(S, dynamic), .words = "none|token|tensor", .now = "token",
+     .deflt = "token", .help = "scale computed while running, per token or tensor"},
+    {"group", QC_KEY_INT, FIELD(S, group), .min = 32, .max = 1024, .multiple = 32, .words = "none",
+     .unit = "columns", .deflt = "none", .help = "columns that share a scale; none is one scale per token"},
     {0}
 #undef S
 };

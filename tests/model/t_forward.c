@@ -313,6 +313,131 @@ START_TEST(same_bits_for_any_thread_count)
 }
 END_TEST
 
+/* ---- quantized activations ---- */
+
+/* y = x on the grid of docs/formats/qpk.md, section 6, in float64; returns the largest step. */
+static double fake_quant(const float *x, double *y, int64_t n, int bits, int64_t group)
+{
+    double largest = 0, half = (1 << (bits - 1)) - 1;
+    for (int64_t g = 0; g < n; g += group) {
+        double max = 0, step;
+        int64_t end = g + group < n ? g + group : n;
+        for (int64_t i = g; i < end; i++)
+            max = fmax(max, fabs((double)x[i]));
+        step = max / half;
+        largest = fmax(largest, step);
+        for (int64_t i = g; i < end; i++)
+            y[i] = step > 0 ? rint((double)x[i] / step) * step : 0;
+    }
+    return largest;
+}
+
+enum { ACT_TOKENS = 600 };
+
+/* Input of one stage with and without quantization: on the grid, but for values within rounding of a half. */
+static void expect_quantized(const qc_layer *off, qc_layer *on, qc_workspace *ws, qc_stage stage,
+                             int64_t width, const float *x, int bits, int64_t group)
+{
+    float *a = qc_alloc(ACT_TOKENS * (size_t)width, sizeof *a),
+          *b = qc_alloc(ACT_TOKENS * (size_t)width, sizeof *b);
+    double *want = qc_alloc((size_t)width, sizeof *want);
+    int64_t n_off = 0;
+    qc_layer_set_acts(on, stage, bits, group);
+    ck_assert_int_eq(qc_layer_stage_input(off, ws, stage, x, a, ACT_TOKENS, NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_stage_input(on, ws, stage, x, b, ACT_TOKENS, NULL), QC_OK);
+    qc_layer_set_acts(on, stage, 0, 0);
+    for (int64_t t = 0; t < ACT_TOKENS; t++) {
+        double step = fake_quant(a + t * width, want, width, bits, group ? group : width);
+        for (int64_t i = 0; i < width; i++) {
+            double d = fabs((double)b[t * width + i] - want[i]);
+            ck_assert_double_le(d, 1.001 * step);
+            n_off += d > 1e-5 * step;
+        }
+    }
+    ck_assert_int_le(n_off, ACT_TOKENS * width / 1000);
+    ck_assert_mem_ne(a, b, ACT_TOKENS * (size_t)width * sizeof *a);
+    qc_free(want);
+    qc_free(a);
+    qc_free(b);
+}
+
+START_TEST(activations_per_stage)
+{
+    mem_shape s = {"qwen3", "Qwen3ForCausalLM", 64, 1, 4, 2, 32, 160, 300, true};
+    mem_source *m = mem_random(&s, 9);
+    qc_backend *be = open_cpu(NULL);
+    qc_model model;
+    qc_layer *off, *on;
+    qc_workspace *ws;
+    static int32_t ids[ACT_TOKENS];
+    static float x[ACT_TOKENS * 64];
+    random_ids(ids, ACT_TOKENS, s.vocab, 10);
+    ck_assert_int_eq(qc_model_open(&m->base, &model, NULL), QC_OK);
+    ck_assert_int_eq(qc_workspace_new(&model, be, ACT_TOKENS, &ws, NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_load(&model, be, 0, &off, NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_load(&model, be, 0, &on, NULL), QC_OK);
+    ck_assert_int_eq(qc_model_embed(&model, ids, ACT_TOKENS, x, NULL), QC_OK);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        int64_t width = qc_stage_width(&model.config, (qc_stage)stage);
+        expect_quantized(off, on, ws, (qc_stage)stage, width, x, 8, 0);
+        expect_quantized(off, on, ws, (qc_stage)stage, width, x, 4, 0);
+        expect_quantized(off, on, ws, (qc_stage)stage, width, x, 8, 32);
+    }
+    qc_layer_free(on);
+    qc_layer_free(off);
+    qc_workspace_free(ws);
+    qc_model_close(&model);
+    qc_backend_close(be);
+    mem_close(m);
+}
+END_TEST
+
+/* What the tensors say is obeyed: as by hand, and another result than without. Partners must agree. */
+START_TEST(activations_from_tensors)
+{
+    static const char *const stage[] = {"q_proj.weight", "k_proj.weight", "v_proj.weight"};
+    mem_source *m = mem_tiny("qwen3");
+    qc_backend *be = open_cpu(NULL);
+    qc_model model;
+    qc_layer *by_hand, *by_file;
+    qc_workspace *ws;
+    qc_err err;
+    char name[128];
+    static float x[2][20 * 512];
+    static int32_t ids[20];
+    ck_assert_int_eq(qc_model_open(&m->base, &model, NULL), QC_OK);
+    random_ids(ids, 20, (int)model.config.vocab, 11);
+    ck_assert_int_le(model.config.hidden, 512);
+    ck_assert_int_eq(qc_workspace_new(&model, be, 20, &ws, NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_load(&model, be, 0, &by_hand, NULL), QC_OK);
+    qc_layer_set_acts(by_hand, QC_STAGE_QKV, 8, 32);
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "model.layers.0.self_attn.%s", stage[i]);
+        mem_tensor_of(m, name)->info.act_bits = 8;
+        ck_assert_int_eq(qc_layer_load(&model, be, 0, &by_file, &err), QC_E_UNSUPPORTED);
+        mem_tensor_of(m, name)->info.act_group = 32;
+    }
+    ck_assert_msg(strstr(err.msg, "read the same activations but quantize them differently") != NULL, "%s",
+                  err.msg);
+    ck_assert_int_eq(qc_layer_load(&model, be, 0, &by_file, &err), QC_OK);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(qc_model_embed(&model, ids, 20, x[i], NULL), QC_OK);
+        ck_assert_int_eq(qc_layer_forward(i ? by_file : by_hand, ws, x[i], 20, NULL), QC_OK);
+    }
+    ck_assert_mem_eq(x[0], x[1], (size_t)(20 * model.config.hidden) * sizeof(float));
+    qc_layer_set_acts(by_hand, QC_STAGE_QKV, 0, 0);
+    ck_assert_int_eq(qc_model_embed(&model, ids, 20, x[0], NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_forward(by_hand, ws, x[0], 20, NULL), QC_OK);
+    ck_assert_mem_ne(x[0], x[1], (size_t)(20 * model.config.hidden) * sizeof(float));
+    qc_layer_free(by_hand);
+    qc_layer_free(by_file);
+    qc_workspace_free(ws);
+    qc_model_close(&model);
+    qc_backend_close(be);
+    mem_close(m);
+}
+END_TEST
+
 START_TEST(limits)
 {
     mem_source *m = mem_tiny("llama");
@@ -362,6 +487,8 @@ int main(void)
         {"odd_lengths", odd_lengths},
         {"n6_large_scores", n6_large_scores},
         {"threads", same_bits_for_any_thread_count},
+        {"activations_per_stage", activations_per_stage},
+        {"activations_from_tensors", activations_from_tensors},
         {"limits", limits},
         {NULL, NULL},
     };
