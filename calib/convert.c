@@ -1,6 +1,8 @@
 #include "convert.h"
 
 #include "family.h"
+#include "layer_record.h"
+#include "pipeline.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_math.h"
@@ -210,7 +212,9 @@ typedef struct run {
     qc_backend *be;
     const qc_convert_options *options;
     qc_qpk_writer *writer;
-    double done, all; /* elements, for progress */
+    double done, all;       /* elements, for progress */
+    qc_layer_record record; /* of the layer at hand, where the journal has one */
+    int record_layer;       /* -1: none yet */
 } run;
 
 static int advance(run *r, double elems, qc_err *err)
@@ -265,6 +269,24 @@ static int copy_tensor(run *r, const qc_convert_item *item, qc_err *err)
     return qc_qpk_end_tensor(r->writer, err);
 }
 
+/* A vector that scales were folded into: float32, since rounding it to 16 bit would undo the exactness. */
+static int put_folded(run *r, qc_convert_item *item, qc_err *err)
+{
+    qc_tensor_info out = *r->model->src->info(r->model->src, item->tensor);
+    int64_t n = qc_tensor_n_elems(&out);
+    out.dtype = QC_DT_F32;
+    float *values = qc_alloc((size_t)n, sizeof *values);
+    if (!values)
+        return qc_fail_nomem(err, out.name, (unsigned long long)n * sizeof *values);
+    int rc = qc_journal_read_dense(r->options->journal, out.name, values, n, err);
+    if (rc == QC_OK && (rc = qc_qpk_begin_tensor(r->writer, &out, err)) == QC_OK &&
+        (rc = qc_qpk_put_dense(r->writer, values, qc_tensor_rows(&out), err)) == QC_OK)
+        rc = qc_qpk_end_tensor(r->writer, err);
+    qc_free(values);
+    item->bytes_out = qc_qpk_tensor_bytes(&out);
+    return rc;
+}
+
 typedef struct block {
     float *w;
     qc_code_rows rows;
@@ -290,6 +312,35 @@ static int block_alloc(block *b, int64_t n_rows, int64_t n_cols, const qc_grid *
         return QC_OK;
     block_free(b);
     return qc_fail_nomem(err, "block of rows", (unsigned long long)(n_rows * n_cols) * 5);
+}
+
+/* Does the journal hold the tensor? Names of tensors and of other records do not meet. */
+static bool is_solved(const run *r, const char *name)
+{
+    return r->options->journal && qc_journal_has(r->options->journal, name);
+}
+
+/* Codes of the journal to the file. */
+static int carry_codes(run *r, const qc_convert_item *item, qc_err *err)
+{
+    const qc_tensor_info *info = r->model->src->info(r->model->src, item->tensor);
+    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info),
+            step = qc_min_i64(block_rows(n_cols), n_rows);
+    const qc_grid *grid = &item->spec.grid;
+    qc_tensor_info out;
+    stored_info(info, item, &out);
+    block b;
+    QC_TRY(block_alloc(&b, step, n_cols, grid, err));
+    int rc = qc_qpk_begin_tensor(r->writer, &out, err);
+    for (int64_t row = 0; row < n_rows && rc == QC_OK; row += step) {
+        int64_t n = qc_min_i64(step, n_rows - row);
+        if ((rc = qc_journal_read_codes(r->options->journal, info->name, grid, n_cols, row, n, &b.rows,
+                                        err)) == QC_OK &&
+            (rc = qc_qpk_put_codes(r->writer, &b.rows, err)) == QC_OK)
+            rc = advance(r, (double)(n * n_cols), err);
+    }
+    block_free(&b);
+    return rc == QC_OK ? qc_qpk_end_tensor(r->writer, err) : rc;
 }
 
 static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *stats, qc_err *err)
@@ -318,25 +369,57 @@ static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *
     return rc == QC_OK ? qc_qpk_end_tensor(r->writer, err) : rc;
 }
 
-static int account(const run *r, const qc_convert_item *item, const qc_quant_stats *stats,
-                   qc_account_list *accounts, qc_err *err)
+/* Figures of a matrix in the record of its layer; NULL if it has none. */
+static const qc_matrix_record *find_record(const run *r, const char *name)
 {
+    for (int i = 0; i < r->record.n_matrices; i++)
+        if (strcmp(r->record.matrices[i].name, name) == 0)
+            return &r->record.matrices[i];
+    return NULL;
+}
+
+static qc_tensor_solve solve_account(const qc_matrix_record *m)
+{
+    return (qc_tensor_solve){.method = m->method,
+                             .order = m->order,
+                             .error = m->result.error,
+                             .error_rtn = m->result.error_rtn,
+                             .error_norm = m->result.norm,
+                             .damp = m->input.damp,
+                             .n_dead = m->input.n_dead,
+                             .n_tokens = m->tokens,
+                             .n_rtn_rows = m->result.n_rtn_rows,
+                             .seconds = m->seconds};
+}
+
+/* What became of a tensor. */
+typedef struct outcome {
+    qc_quant_stats stats;
+    const qc_matrix_record *record; /* NULL: no calibration */
+    bool folded;                    /* scales of a neighbour were multiplied in */
+} outcome;
+
+static int account(const run *r, const qc_convert_item *item, const outcome *out, qc_account_list *accounts,
+                   qc_err *err)
+{
+    const qc_quant_stats *stats = &out->stats;
+    qc_dtype dense = out->folded ? QC_DT_F32 : r->model->src->info(r->model->src, item->tensor)->dtype;
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, item->tensor);
     bool quantized = item->action == QC_ACTION_QUANTIZED, stored = item->bytes_out > 0;
     qc_tensor_account a = {
         .name = (char *)(uintptr_t)info->name,
-        .rule = (char *)(uintptr_t)item->rule,
+        .rule = (char *)(uintptr_t)(out->folded ? "scales folded in" : item->rule),
         .action = item->action,
         .layer = r->model->places[item->tensor].layer,
         .source_dtype = info->dtype,
         .dtype = quantized ? QC_DT_GRID
-                 : stored  ? info->dtype
+                 : stored  ? dense
                            : QC_DT_INVALID,
         .n_rows = qc_tensor_rows(info),
         .n_cols = qc_tensor_cols(info),
         .bits = quantized ? item->spec.grid.bits
-                : stored  ? qc_dtype_bits(info->dtype)
+                : stored  ? qc_dtype_bits(dense)
                           : 0,
         .group_elems = quantized ? item->spec.grid.group_elems : 0,
         .symmetric = quantized && item->spec.grid.symmetric,
@@ -350,6 +433,8 @@ static int account(const run *r, const qc_convert_item *item, const qc_quant_sta
         .n_zero_groups = stats->n_zero_groups,
         .n_small_scale = stats->n_small_scale,
     };
+    if (out->record)
+        a.solve = solve_account(out->record);
     return qc_account_add(accounts, &a, err);
 }
 
@@ -377,22 +462,60 @@ static int check_finite(const run *r, qc_convert_item *item, qc_event_list *even
                         (long long)col);
 }
 
+/* Read what the journal says about a layer when the first of its tensors comes: the account of its time, and
+ * its events. */
+static int enter_layer(run *r, int layer, qc_account_list *accounts, qc_event_list *events, qc_err *err)
+{
+    char name[32], *text;
+    qc_pipeline_record_name(layer, name, sizeof name);
+    if (layer < 0 || layer == r->record_layer || !is_solved(r, name))
+        return QC_OK;
+    QC_TRY(qc_journal_read_text(r->options->journal, name, &text, err));
+    qc_layer_record_clear(&r->record);
+    int rc = qc_layer_record_parse(text, &r->record, err);
+    qc_free(text);
+    QC_TRY(rc);
+    r->record_layer = layer;
+    for (int64_t i = 0; i < r->record.events.n_events; i++) {
+        const qc_event *e = &r->record.events.events[i];
+        QC_TRY(qc_event_add(events, e->level, e->kind, e->subject, e->count, err, "%s", e->detail));
+    }
+    return qc_account_add_layer(accounts, &r->record.times, err);
+}
+
+/* Write the tensor: from the journal where that has it, else from the source. */
+static int write_item(run *r, qc_convert_item *item, outcome *out, qc_event_list *events, qc_err *err)
+{
+    const char *name = r->model->src->info(r->model->src, item->tensor)->name;
+    if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
+        return QC_OK;
+    bool solved = is_solved(r, name);
+    if (solved && item->action == QC_ACTION_QUANTIZED) {
+        out->record = find_record(r, name);
+        out->stats = out->record ? out->record->stats : out->stats;
+        return carry_codes(r, item, err);
+    }
+    if (solved && item->action == QC_ACTION_COPIED) {
+        out->folded = true;
+        return put_folded(r, item, err);
+    }
+    QC_TRY(check_finite(r, item, events, err));
+    return item->action == QC_ACTION_QUANTIZED ? quantize_tensor(r, item, &out->stats, err)
+                                               : copy_tensor(r, item, err);
+}
+
 static int convert_item(run *r, const qc_convert_item *planned, qc_account_list *accounts,
                         qc_event_list *events, qc_err *err)
 {
     qc_convert_item item = *planned;
-    qc_quant_stats stats = {0};
+    outcome out = {.record = NULL};
     const char *name = r->model->src->info(r->model->src, item.tensor)->name;
-    if (item.action != QC_ACTION_TIED && item.action != QC_ACTION_DROPPED)
-        QC_TRY(check_finite(r, &item, events, err));
-    if (item.action == QC_ACTION_QUANTIZED)
-        QC_TRY(quantize_tensor(r, &item, &stats, err));
-    else if (item.action == QC_ACTION_COPIED || item.action == QC_ACTION_KEPT16)
-        QC_TRY(copy_tensor(r, &item, err));
-    if (stats.n_small_scale)
-        QC_TRY(qc_event_add(events, QC_EVENT_NOTE, "small_scale", name, stats.n_small_scale, err,
+    QC_TRY(enter_layer(r, r->model->places[item.tensor].layer, accounts, events, err));
+    QC_TRY(write_item(r, &item, &out, events, err));
+    if (out.stats.n_small_scale)
+        QC_TRY(qc_event_add(events, QC_EVENT_NOTE, "small_scale", name, out.stats.n_small_scale, err,
                             "scales below the normal range of the stored type"));
-    return account(r, &item, &stats, accounts, err);
+    return account(r, &item, &out, accounts, err);
 }
 
 /* A tied table is stored once, under the name that it has in the source; the other name becomes an alias. */
@@ -408,11 +531,15 @@ int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backen
                    const qc_convert_options *options, qc_qpk_writer *writer, qc_account_list *accounts,
                    qc_event_list *events, qc_err *err)
 {
-    run r = {.model = model, .be = be, .options = options, .writer = writer};
+    run r = {.model = model, .be = be, .options = options, .writer = writer, .record_layer = -1};
     for (int64_t i = 0; i < plan->n_items; i++)
         if (plan->items[i].bytes_out)
             r.all += (double)qc_tensor_n_elems(model->src->info(model->src, plan->items[i].tensor));
-    for (int64_t i = 0; i < plan->n_items; i++)
-        QC_TRY(convert_item(&r, &plan->items[i], accounts, events, err));
-    return model->config.tied ? add_tied_name(model, writer, err) : QC_OK;
+    int rc = QC_OK;
+    for (int64_t i = 0; i < plan->n_items && rc == QC_OK; i++)
+        rc = convert_item(&r, &plan->items[i], accounts, events, err);
+    qc_layer_record_clear(&r.record);
+    if (rc == QC_OK && model->config.tied)
+        rc = add_tied_name(model, writer, err);
+    return rc;
 }

@@ -4,6 +4,7 @@
 #define QC_CONVERT_H
 
 #include "backend.h"
+#include "journal.h"
 #include "model.h"
 #include "policy.h"
 #include "qc_result.h"
@@ -42,6 +43,8 @@ void qc_convert_plan_clear(qc_convert_plan *plan);
 qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tensor);
 
 typedef struct qc_convert_options {
+    const qc_journal *journal; /* of a calibrated run of the same plan: what it holds is taken from there,
+                                  events of its layers too; NULL = none */
     bool allow_nonfinite; /* a matrix with NaN or infinities is left in 16 bit (event) instead of refused */
     void (*progress)(void *ctx, double fraction); /* NULL = none */
     void *progress_ctx;

@@ -87,6 +87,17 @@ static int64_t row_bytes(const entry *e)
     return row_code_bytes(e) + row_groups(e) * (e->grid.symmetric ? 4 : 5);
 }
 
+static uint64_t codes_bytes(const entry *e)
+{
+    return GRID_BYTES + (uint64_t)(e->n_rows * row_bytes(e));
+}
+
+uint64_t qc_journal_codes_bytes(const qc_grid *grid, int64_t n_rows, int64_t n_cols)
+{
+    entry e = {.grid = *grid, .n_rows = n_rows, .n_cols = n_cols};
+    return RECORD_BYTES + codes_bytes(&e) + CRC_BYTES;
+}
+
 /* Codes as a stream of bits, lowest first. */
 static void pack_codes(const uint8_t *codes, int64_t n, int bits, uint8_t *dst)
 {
@@ -667,7 +678,7 @@ int qc_journal_put_codes(qc_journal *journal, const char *name, const qc_grid *g
                          const qc_code_rows *rows, qc_err *err)
 {
     entry e = {.type = RECORD_CODES, .grid = *grid, .n_rows = rows->n_rows, .n_cols = n_cols};
-    e.n_bytes = GRID_BYTES + (uint64_t)(e.n_rows * row_bytes(&e));
+    e.n_bytes = codes_bytes(&e);
     uint8_t head[GRID_BYTES] = {(uint8_t)grid->bits, grid->symmetric};
     put_le(head + 2, (uint64_t)grid->scale_dtype, 2);
     put_le(head + 8, (uint64_t)grid->group_elems, 8);
@@ -729,11 +740,19 @@ static void decode_row(const entry *e, const uint8_t *src, int64_t r, qc_code_ro
         memcpy(rows->zeros + r * n_groups, src + n_codes + 4 * n_groups, (size_t)n_groups);
 }
 
-int qc_journal_read_codes(const qc_journal *journal, const char *name, int64_t row0, int64_t n_rows,
-                          int64_t n_cols, qc_code_rows *rows, qc_grid *ret_grid, qc_err *err)
+static bool same_grid(const qc_grid *a, const qc_grid *b)
+{
+    return a->bits == b->bits && a->symmetric == b->symmetric && a->group_elems == b->group_elems &&
+           a->scale_dtype == b->scale_dtype;
+}
+
+int qc_journal_read_codes(const qc_journal *journal, const char *name, const qc_grid *grid, int64_t n_cols,
+                          int64_t row0, int64_t n_rows, qc_code_rows *rows, qc_err *err)
 {
     const entry *e;
     QC_TRY(need(journal, name, RECORD_CODES, &e, err));
+    if (!same_grid(grid, &e->grid))
+        return qc_fail(err, QC_E_INPUT, "%s: %s lies on another grid than planned", journal->path, name);
     if (n_cols != e->n_cols || row0 < 0 || n_rows < 0 || row0 > e->n_rows || n_rows > e->n_rows - row0)
         return qc_fail(err, QC_E_INPUT,
                        "%s: %s is [%lld, %lld], rows %lld to %lld of %lld columns are wanted", journal->path,
@@ -755,8 +774,6 @@ int qc_journal_read_codes(const qc_journal *journal, const char *name, int64_t r
     if (rc < 0)
         return rc;
     rows->n_rows = n_rows;
-    if (ret_grid)
-        *ret_grid = e->grid;
     return QC_OK;
 }
 

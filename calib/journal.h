@@ -43,11 +43,14 @@ int qc_journal_put_dense(qc_journal *journal, const char *name, const float *val
 int qc_journal_put_text(qc_journal *journal, const char *name, const char *text, qc_err *err) QC_WARN_UNUSED;
 int qc_journal_end_layer(qc_journal *journal, qc_err *err) QC_WARN_UNUSED;
 
+/* Bytes that the codes of a matrix take in a journal, for plans. */
+uint64_t qc_journal_codes_bytes(const qc_grid *grid, int64_t n_rows, int64_t n_cols);
+
 /* Find what a complete layer holds under a name; QC_E_INPUT where there is nothing, or of another size. */
 bool qc_journal_has(const qc_journal *journal, const char *name);
-/* Rows row0 .. of a tensor on a grid (arrays of *rows are the caller's); *ret_grid may be NULL. */
-int qc_journal_read_codes(const qc_journal *journal, const char *name, int64_t row0, int64_t n_rows,
-                          int64_t n_cols, qc_code_rows *rows, qc_grid *ret_grid, qc_err *err) QC_WARN_UNUSED;
+/* Rows row0 .. of a tensor that lies on this grid with so many columns (arrays of *rows are the caller's). */
+int qc_journal_read_codes(const qc_journal *journal, const char *name, const qc_grid *grid, int64_t n_cols,
+                          int64_t row0, int64_t n_rows, qc_code_rows *rows, qc_err *err) QC_WARN_UNUSED;
 int qc_journal_read_dense(const qc_journal *journal, const char *name, float *values, int64_t n_elems,
                           qc_err *err) QC_WARN_UNUSED;
 /* Owned text (qc_free). */

@@ -18,11 +18,6 @@ typedef struct qc_matrix_record {
     double seconds; /* of rounding this matrix; the preparation of its input counts for the first one */
 } qc_matrix_record;
 
-/* Wall seconds by kind of work. */
-typedef struct qc_layer_times {
-    double forward, hessian, factor, solve, pack, io;
-} qc_layer_times;
-
 typedef struct qc_layer_record {
     int layer;
     qc_matrix_record *matrices; /* owned */

@@ -467,7 +467,8 @@ static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
         return QC_OK;
     int rc = matrix_job_alloc(&m, err);
     if (rc == QC_OK)
-        rc = qc_journal_read_codes(p->journal, m.info->name, 0, m.n_rows, m.n_cols, &m.rows, NULL, err);
+        rc = qc_journal_read_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, 0, m.n_rows,
+                                   &m.rows, err);
     if (rc == QC_OK)
         rc = qc_layer_set_matrix(j->layer, slot, fetch_decoded, &m, err);
     matrix_job_clear(&m);

@@ -4,6 +4,7 @@
 #include "convert.h"
 #include "eval.h"
 #include "gates.h"
+#include "job_calib.h"
 #include "job_paths.h"
 #include "job_report.h"
 #include "job_state.h"
@@ -36,6 +37,7 @@ static int open_inputs(job *j, qc_err *err)
     QC_TRY(qc_source_open(r->model, &j->src, err));
     QC_TRY(qc_model_open(j->src, &j->model, err));
     j->model_open = true;
+    QC_TRY(qc_job_open_calibration(j, err));
     if (!r->verify.enabled)
         return QC_OK;
     QC_TRY(qc_measure_text(r, &j->text, err));
@@ -48,8 +50,9 @@ static int open_inputs(job *j, qc_err *err)
                                qc_measure_options(r).memory_bytes, &j->windows, err);
 }
 
-static void close_job(job *j)
+static void close_job(job *j, bool ended)
 {
+    qc_job_close_calibration(j, ended);
     for (int i = 0; i < j->n_outputs; i++) {
         output *o = &j->outputs[i];
         qc_qpk_discard(o->writer);
@@ -79,17 +82,21 @@ static void plan_resources(job *j)
     uint64_t work = j->windows.plan_bytes, full = 0, least = 0;
     for (int i = 0; i < j->n_outputs; i++) {
         work = j->outputs[i].plan.work_bytes > work ? j->outputs[i].plan.work_bytes : work;
-        j->disk_plan_bytes += j->outputs[i].plan.bytes_out;
+        j->disk_plan_bytes += j->outputs[i].plan.bytes_out + j->outputs[i].journal_bytes;
     }
+    uint64_t calibration, scratch;
+    qc_job_calibration_bytes(j, &calibration, &scratch);
+    work = calibration > work ? calibration : work;
     if (j->recipe->verify.enabled) {
         const qc_model_config *c = &j->model.config;
         qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
         if (j->recipe->run.memory_bytes && full + QC_PROGRAM_BYTES > j->recipe->run.memory_bytes) {
-            j->scratch_plan_bytes = full - least;
-            j->disk_plan_bytes += j->scratch_plan_bytes;
+            scratch = full - least > scratch ? full - least : scratch; /* one after the other */
             full = least;
         }
     }
+    j->scratch_plan_bytes = scratch;
+    j->disk_plan_bytes += scratch;
     j->peak_plan_bytes = QC_PROGRAM_BYTES + (work > full ? work : full);
 }
 
@@ -106,7 +113,6 @@ static int check_resources(const job *j, qc_err *err)
 static int make_plan(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
-    QC_TRY(qc_job_check_paths(j, err));
     j->outputs = qc_calloc((size_t)r->n_emit, sizeof *j->outputs);
     if (!j->outputs)
         return qc_fail_nomem(err, "outputs", (unsigned long long)r->n_emit * sizeof *j->outputs);
@@ -116,14 +122,17 @@ static int make_plan(job *j, qc_err *err)
         o->emit = &r->emit[i];
         o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
         o->events = &j->events;
-        for (int k = 0; k < i; k++)
-            if (j->outputs[k].quantize == o->quantize)
-                o->events = &j->repeated_events;
+        for (o->lead = 0; j->outputs[o->lead].quantize != o->quantize;)
+            o->lead++;
+        if (o->lead < i)
+            o->events = &j->repeated_events;
         qc_evaluation_init(&o->evaluation);
         qc_policy policy;
         qc_recipe_policy(o->quantize, &policy);
         QC_TRY(qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err));
+        QC_TRY(qc_job_plan_calibration(j, o, err));
     }
+    QC_TRY(qc_job_check_paths(j, err));
     for (int i = 0; i < r->verify.n_gates; i++) {
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
         if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
@@ -174,6 +183,7 @@ static int convert(job *j, output *o, qc_err *err)
     double start = qc_now_seconds();
     qc_progress_begin("quantize", 1);
     qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite,
+                                  .journal = qc_job_journal(j, o),
                                   .progress = qc_progress_callback};
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
     if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
@@ -304,6 +314,7 @@ static int run_job(job *j, qc_err *err)
     if (j->options->dry_run)
         return qc_job_print_plan(j, err);
     QC_TRY(hash_source(j, err));
+    QC_TRY(qc_job_calibrate(j, err));
     bool all_passed = true;
     for (int i = 0; i < j->n_outputs; i++) {
         bool passed = false;
@@ -319,6 +330,6 @@ int qc_job_run(const qc_recipe *recipe, const qc_job_options *options, qc_err *e
 {
     job j = {.recipe = recipe, .options = options};
     int rc = run_job(&j, err);
-    close_job(&j);
+    close_job(&j, rc >= 0);
     return rc;
 }

@@ -9,6 +9,7 @@
 
 typedef struct qc_job_options {
     bool force;       /* replace existing outputs, after verification */
+    bool resume;      /* continue the journals of a run that did not end */
     bool keep_failed; /* an artifact whose gate failed keeps its own name */
     bool dry_run;     /* print the plan, write nothing */
     bool json;        /* plan (dry run) or report on stdout as json instead of text */

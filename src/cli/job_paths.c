@@ -22,6 +22,9 @@ static int check_no_input(const job *j, const target *t, const char *folder, qc_
     if (qc_path_same(t->path, r->model) || qc_path_same(folder, r->model))
         return qc_fail(err, QC_E_USAGE, "%s: %s would be written into the model %s", t->path, t->what,
                        r->model);
+    const char *calibration = r->calibration.text;
+    if (calibration && qc_path_same(t->path, calibration))
+        return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text to calibrate with", t->path, t->what);
     if (j->text && qc_path_same(t->path, j->text))
         return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", t->path, t->what);
     if (r->file && qc_path_same(t->path, r->file))
@@ -29,6 +32,18 @@ static int check_no_input(const job *j, const target *t, const char *folder, qc_
     for (int64_t i = 0; i < j->src->n_files; i++)
         if (qc_path_same(t->path, j->src->files[i]))
             return qc_fail(err, QC_E_USAGE, "%s: %s is a file of the model %s", t->path, t->what, r->model);
+    return QC_OK;
+}
+
+/* The journal of an earlier run is neither continued nor thrown away unasked. */
+static int check_left_over(const job *j, const target *t, qc_err *err)
+{
+    for (int i = 0; i < j->n_outputs && !j->options->resume && !j->options->force; i++)
+        if (t->path == j->outputs[i].journal_path && qc_path_exists(t->path))
+            return qc_fail(err, QC_E_USAGE,
+                           "%s: is left from a run that did not end (--resume continues it, --force starts "
+                           "anew)",
+                           t->path);
     return QC_OK;
 }
 
@@ -40,6 +55,8 @@ static int check_target(const job *j, const target *t, qc_err *err)
     int rc = check_no_input(j, t, folder, err);
     if (rc == QC_OK)
         rc = qc_outfile_check(t->path, t->force, err);
+    if (rc == QC_OK)
+        rc = check_left_over(j, t, err);
     if (rc == QC_OK && !qc_path_is_dir(folder))
         rc = qc_fail(err, QC_E_RESOURCE, "%s: the folder does not exist, make it first", t->path);
     if (rc == QC_OK && access(folder, W_OK) != 0)
@@ -48,7 +65,7 @@ static int check_target(const job *j, const target *t, qc_err *err)
     return rc;
 }
 
-/* Fills targets[2 * n_emit + 2], returns how many; -1 when out of memory. */
+/* Fills targets[3 * n_emit + 2], returns how many; -1 when out of memory. */
 static int list_targets(const job *j, target *targets)
 {
     const qc_recipe *r = j->recipe;
@@ -56,6 +73,8 @@ static int list_targets(const job *j, target *targets)
     int n = 0;
     for (int i = 0; i < r->n_emit; i++) {
         targets[n++] = (target){"the artifact", r->emit[i].path, NULL, j->options->force};
+        if (j->outputs[i].journal_path)
+            targets[n++] = (target){"the journal", j->outputs[i].journal_path, NULL, true};
         if (!may_be_rejected)
             continue;
         char *rejected = qc_asprintf("%s.rejected", r->emit[i].path);
@@ -84,7 +103,7 @@ static int check_all(const job *j, const target *targets, int n, qc_err *err)
 
 int qc_job_check_paths(const job *j, qc_err *err)
 {
-    size_t most = (size_t)j->recipe->n_emit * 2 + 2;
+    size_t most = (size_t)j->recipe->n_emit * 3 + 2;
     target *targets = qc_calloc(most, sizeof *targets);
     int n = targets ? list_targets(j, targets) : -1;
     int rc =
@@ -125,7 +144,8 @@ int qc_job_check_disk(const job *j, qc_err *err)
     bool complete = demands != NULL;
     int n = 0;
     for (; complete && n < j->n_outputs; n++) {
-        demands[n] = (demand){qc_path_dir(j->outputs[n].emit->path), j->outputs[n].plan.bytes_out};
+        demands[n] = (demand){qc_path_dir(j->outputs[n].emit->path),
+                              j->outputs[n].plan.bytes_out + j->outputs[n].journal_bytes};
         complete = demands[n].folder != NULL;
     }
     if (complete && j->scratch_plan_bytes) {

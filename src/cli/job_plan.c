@@ -49,6 +49,14 @@ cJSON *qc_job_plan_json(const job *j)
         cJSON_AddNumberToObject(s, "copied", (double)t.n_copied);
         cJSON_AddNumberToObject(s, "kept16", (double)t.n_kept16);
         cJSON_AddNumberToObject(s, "left_out", (double)t.n_left_out);
+        if (o->journal_path) {
+            cJSON_AddStringToObject(s, "journal", o->journal_path);
+            cJSON_AddNumberToObject(s, "journal_bytes", (double)o->journal_bytes);
+        }
+    }
+    if (j->corpus.n_windows) {
+        cJSON_AddNumberToObject(plan, "calibration_windows", (double)j->corpus.n_windows);
+        cJSON_AddNumberToObject(plan, "calibration_length", (double)j->corpus.length);
     }
     cJSON_AddNumberToObject(plan, "verify_windows", (double)j->windows.n_windows);
     cJSON_AddNumberToObject(plan, "verify_length", (double)j->windows.length);
@@ -65,9 +73,14 @@ int qc_job_print_plan(const job *j, qc_err *err)
     for (int i = 0; i < j->n_outputs; i++) {
         const output *o = &j->outputs[i];
         tally t = count_actions(&o->plan);
-        printf("step %d   quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out "
+        printf("step %d   ", i + 1);
+        if (o->journal_path)
+            printf("calibrate with %lld window%s of %lld tokens of %s, %.1f MB of work in %s\n         ",
+                   (long long)j->corpus.n_windows, j->corpus.n_windows == 1 ? "" : "s",
+                   (long long)j->corpus.length, j->calibration.text, mb(o->journal_bytes), o->journal_path);
+        printf("quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out "
                "%lld\n",
-               i + 1, (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,
+               (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,
                (long long)t.n_kept16, (long long)t.n_left_out);
         printf("         write %s (qpk, %.1f MB of tensors)\n", o->emit->path, mb(o->plan.bytes_out));
         if (j->text)

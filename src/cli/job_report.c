@@ -16,7 +16,7 @@ typedef struct inputs {
     qc_report_file *sources;
     qc_report_output *outputs;
     cJSON *recipe, *plan;
-    qc_report_timing timings[5];
+    qc_report_timing timings[6];
 } inputs;
 
 static void free_inputs(inputs *x)
@@ -36,6 +36,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .plan = qc_job_plan_json(j),
         .timings = {{"open", j->times.open},
                     {"hash", j->times.hash},
+                    {"calibrate", j->times.calibrate},
                     {"convert", j->times.convert},
                     {"verify", j->times.verify},
                     {"total", j->times.total}},
@@ -62,6 +63,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
     x->in = (qc_report_input){
         .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(),
                  j->recipe->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"},
+        .calibration = j->corpus.n_windows ? &j->calibration : NULL,
         .model_path = j->recipe->model,
         .model_family = j->model.config.family->model_type,
         .n_layers = j->model.config.n_layers,

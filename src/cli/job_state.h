@@ -4,8 +4,10 @@
 
 #include "backend.h"
 #include "convert.h"
+#include "corpus.h"
 #include "eval.h"
 #include "job.h"
+#include "journal.h"
 #include "model.h"
 #include "qc_result.h"
 #include "qpk.h"
@@ -14,6 +16,11 @@ typedef struct output {
     const qc_recipe_emit *emit;
     const qc_recipe_quantize *quantize; /* the recipe's or the entry's own */
     qc_event_list *events;              /* the job's, or where those of an earlier output repeat */
+    int lead; /* first output with these grids, which has the calibrated run of all of them */
+    bool calibrated;
+    char *journal_path;     /* of a lead with calibration, else NULL */
+    qc_journal *journal;    /* the same, once it is open */
+    uint64_t journal_bytes; /* planned */
     qc_convert_plan plan;
     qc_account_list accounts;
     qc_qpk_writer *writer; /* NULL once published */
@@ -28,7 +35,7 @@ typedef struct output {
 
 /* Wall seconds of the phases of all outputs. */
 typedef struct job_times {
-    double open, hash, convert, verify, total;
+    double open, hash, calibrate, convert, verify, total;
 } job_times;
 
 typedef struct job {
@@ -41,6 +48,9 @@ typedef struct job {
     bool model_open;
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
+    qc_corpus corpus; /* empty without calibration */
+    uint64_t corpus_plan_bytes;
+    qc_calibration calibration; /* what the report says of it */
     output *outputs;
     int n_outputs;
     qc_event_list events;

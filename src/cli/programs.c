@@ -51,7 +51,8 @@ static const qc_opt qconvert_opts[] = {
      .help = "convert the small model that comes with the program; without -o into the folder "
              "qconvert-demo, whose files are replaced"},
     {"dry-run", 'n', .help = "print the plan (memory, disk, steps) and stop"},
-    {"resume", .help = "go on with a run that was interrupted", .later = true},
+    {"resume", .help = "go on with a calibrated run that was interrupted, from the OUT.journal that it left; "
+                       "without one start anew"},
     {"json", .help = "print the report, or with --dry-run the plan, as JSON on stdout"},
     {"set", 's', .key = "", .arg = "KEY=VALUE",
      .help = "set any key of the recipe, as verify.windows=16 or emit.0.path=out.qpk; a value that begins "
@@ -65,6 +66,8 @@ static const char *const qconvert_synopsis[] = {"RECIPE.yaml [OPTION...]", "MODE
 static const qc_opt_note qconvert_examples[] = {
     {"qconvert models/Qwen3-0.6B --bits 4 --group 128 -o model.qpk",
      "quantize a checkpoint folder to 4 bit and measure the result"},
+    {"qconvert models/Qwen3-0.6B --method gptq --calib calib.txt -o model.qpk",
+     "round by second order statistics of a text (GPTQ)"},
     {"qconvert recipe.yaml --set verify.windows=4 --force", "run a recipe, with a shorter measurement"},
     {"qconvert models/Qwen3-0.6B -b 8 -o model.qpk --gate ppl_ratio=1.003",
      "fail (exit code 1) if the perplexity rises by more than 0.3 %"},

@@ -77,6 +77,7 @@ static int run(const qc_args *args, qc_recipe *recipe, qc_err *err)
 {
     qc_job_options options = {
         .force = qc_args_has(args, "force"),
+        .resume = qc_args_has(args, "resume"),
         .keep_failed = qc_args_has(args, "keep-failed"),
         .dry_run = qc_args_has(args, "dry-run"),
         .json = qc_args_has(args, "json"),

@@ -36,7 +36,13 @@ typedef enum {
 typedef struct qc_recipe_calibration {
     char *text;       /* NULL = none */
     char *statistics; /* file with statistics instead of a text; NULL = none */
-    int64_t windows, length, seed;
+    int64_t windows;
+    int64_t length; /* tokens; 0 = min(2048, what the model allows) */
+    int sample;     /* qc_sample */
+    int64_t seed;
+    int documents; /* qc_documents */
+    bool plain_special;
+    double perplexity_limit; /* a warning above */
 } qc_recipe_calibration;
 
 typedef struct qc_recipe_weights {
@@ -61,11 +67,12 @@ typedef struct qc_recipe_embedding {
 } qc_recipe_embedding;
 
 typedef struct qc_recipe_gptq {
-    int order; /* 0 none, 1 static, 2 dynamic */
+    int order; /* qc_gptq_order */
     double damp;
     bool refit;
     int64_t sweeps;
-    int inputs; /* 0 quantized, 1 original */
+    int inputs;     /* 0 quantized, 1 original */
+    double correct; /* 0 .. 1 */
 } qc_recipe_gptq;
 
 typedef struct qc_recipe_budget {

@@ -14,16 +14,25 @@
 
 static const qc_key calibration_keys[] = {
 #define S qc_recipe_calibration
-    {"text", QC_KEY_PATH, FIELD(S, text), .now = "",
-     .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
+    {"text", QC_KEY_PATH, FIELD(S, text), .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
     {"statistics", QC_KEY_PATH, FIELD(S, statistics), .now = "",
      .help = "statistics made earlier, instead of a text"},
-    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .now = "", .unit = "windows",
-     .deflt = "128", .help = "calibration windows"},
-    {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .now = "", .unit = "tokens",
-     .deflt = "2048", .help = "length of a calibration window"},
-    {"seed", QC_KEY_INT, FIELD(S, seed), .min = 0, .max = 9007199254740992.0, .now = "", .deflt = "0",
-     .help = "seed of the choice of windows"},
+    {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .unit = "windows", .deflt = "16",
+     .help = "calibration windows"},
+    {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .words = "auto", .unit = "tokens",
+     .deflt = "auto", .help = "length of a calibration window; auto is 2048 or what the model allows"},
+    {"sample", QC_KEY_ENUM, FIELD(S, sample), .words = "even|random", .deflt = "even",
+     .help = "where in the text the windows are taken: evenly spread, or one at random in each of as many "
+             "equal parts"},
+    {"seed", QC_KEY_INT, FIELD(S, seed), .min = 0, .max = 9007199254740992.0, .deflt = "0",
+     .help = "seed of sample random"},
+    {"documents", QC_KEY_ENUM, FIELD(S, documents), .words = "whole|blank_line", .deflt = "whole",
+     .help = "what is one document of a .txt file: all of it, or what stands between blank lines"},
+    {"plain_special", QC_KEY_BOOL, FIELD(S, plain_special), .deflt = "false",
+     .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
+    {"perplexity_limit", QC_KEY_FLOAT, FIELD(S, perplexity_limit), .min = 1, .max = 1e12, .deflt = "1000",
+     .help = "perplexity of the 16-bit model on the first of the text above which a warning says that model "
+             "and text hardly fit"},
     {0}
 #undef S
 };
@@ -75,16 +84,18 @@ static const qc_key embedding_keys[] = {
 
 static const qc_key gptq_keys[] = {
 #define S qc_recipe_gptq
-    {"order", QC_KEY_ENUM, FIELD(S, order), .words = "none|static|dynamic", .now = "static",
-     .deflt = "static", .help = "order of columns"},
-    {"damp", QC_KEY_FLOAT, FIELD(S, damp), .min = 0, .max = 1, .now = "", .deflt = "0.01",
+    {"order", QC_KEY_ENUM, FIELD(S, order), .words = "none|static|min-pivot", .deflt = "static",
+     .help = "order in which columns are rounded: as stored, by their second moment, or by the least pivot "
+             "last"},
+    {"damp", QC_KEY_FLOAT, FIELD(S, damp), .min = 0, .max = 1, .deflt = "0.01",
      .help = "damping as a fraction of the mean diagonal"},
-    {"refit", QC_KEY_BOOL, FIELD(S, refit), .now = "", .deflt = "true",
-     .help = "fit scales again after the codes"},
-    {"sweeps", QC_KEY_INT, FIELD(S, sweeps), .min = 0, .max = 100, .now = "", .deflt = "1",
-     .help = "coordinate descent sweeps after the solve"},
-    {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .now = "quantized",
-     .deflt = "quantized", .help = "stream that a layer's statistics are taken from"},
+    {"refit", QC_KEY_BOOL, FIELD(S, refit), .deflt = "true", .help = "fit scales again after the codes"},
+    {"sweeps", QC_KEY_INT, FIELD(S, sweeps), .min = 0, .max = 100, .deflt = "2",
+     .help = "sweeps of coordinate descent after the solve"},
+    {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .deflt = "quantized",
+     .help = "whose inputs statistics are taken from: the model as quantized so far, or the 16-bit model"},
+    {"correct", QC_KEY_FLOAT, FIELD(S, correct), .min = 0, .max = 1, .deflt = "0",
+     .help = "share of the targets' correction for what the layers before got wrong"},
     {0}
 #undef S
 };
@@ -115,7 +126,8 @@ static const qc_key budget_keys[] = {
 static const qc_key quantize_keys[] = {
 #define S qc_recipe_quantize
     {"method", QC_KEY_ENUM, FIELD(S, method), .words = "rtn|gptq|awq|awq+gptq|smoothquant|smoothquant+gptq",
-     .now = "rtn", .deflt = "rtn", .help = "how weights are rounded"},
+     .now = "rtn|gptq", .deflt = "rtn",
+     .help = "how weights are rounded; all but rtn need calibration.text, which rtn can use too"},
     {"weights", QC_KEY_MAP, FIELD(S, weights), .sub = weights_keys, .help = "grid of the linear layers"},
     {"activations", QC_KEY_MAP, FIELD(S, activations), .sub = activations_keys, .words = "none",
      .help = "grid of the activations"},

@@ -108,6 +108,19 @@ static cJSON *files_json(const qc_report_input *in, bool base_names)
     return list;
 }
 
+static void solve_json(cJSON *out, const qc_tensor_solve *s)
+{
+    add_text(out, "order", s->order);
+    add_number(out, "error", s->error);
+    add_number(out, "error_rtn", s->error_rtn);
+    add_number(out, "error_norm", s->error_norm);
+    add_number(out, "damp", s->damp);
+    add_number(out, "dead_columns", (double)s->n_dead);
+    add_number(out, "tokens", (double)s->n_tokens);
+    add_number(out, "rtn_rows", (double)s->n_rtn_rows);
+    add_number(out, "seconds", s->seconds);
+}
+
 static void tensor_json(cJSON *out, const qc_tensor_account *t)
 {
     add_text(out, "name", t->name);
@@ -124,10 +137,14 @@ static void tensor_json(cJSON *out, const qc_tensor_account *t)
         add_number(out, "group", (double)t->group_elems);
         cJSON_AddBoolToObject(out, "symmetric", t->symmetric);
         cJSON_AddBoolToObject(out, "searched", t->searched);
+        add_text(out, "method", t->solve.method ? t->solve.method : "rtn");
         add_number(out, "relative_error", t->sq_weight > 0 ? t->sq_error / t->sq_weight : 0);
         add_number(out, "clipped", (double)t->n_clipped);
+        add_number(out, "clipped_fraction", (double)t->n_clipped / ((double)t->n_rows * (double)t->n_cols));
         add_number(out, "zero_groups", (double)t->n_zero_groups);
         add_number(out, "small_scales", (double)t->n_small_scale);
+        if (t->solve.method)
+            solve_json(out, &t->solve);
     }
 }
 
@@ -137,6 +154,16 @@ static cJSON *tensors_json(const qc_account_list *accounts)
     for (int64_t i = 0; i < accounts->n_tensors; i++)
         tensor_json(qc_json_add_item(list, cJSON_CreateObject()), &accounts->tensors[i]);
     return list;
+}
+
+static void times_json(cJSON *out, const qc_layer_times *t)
+{
+    add_number(out, "forward", t->forward);
+    add_number(out, "hessian", t->hessian);
+    add_number(out, "factor", t->factor);
+    add_number(out, "solve", t->solve);
+    add_number(out, "pack", t->pack);
+    add_number(out, "io", t->io);
 }
 
 /* Error of a layer's quantized matrices together. */
@@ -161,6 +188,8 @@ static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
         add_number(item, "bytes_in", bytes_in);
         add_number(item, "bytes_out", bytes_out);
         add_number(item, "relative_error", weight > 0 ? error / weight : 0);
+        if (layer < accounts->n_layer_times)
+            times_json(cJSON_AddObjectToObject(item, "seconds"), &accounts->layer_times[layer]);
     }
     return list;
 }
@@ -215,6 +244,24 @@ static cJSON *artifacts_json(const qc_report_input *in)
     return list;
 }
 
+static cJSON *calibration_json(const qc_calibration *c)
+{
+    cJSON *out = cJSON_CreateObject();
+    add_text(out, "text", c->text);
+    add_number(out, "windows", (double)c->windows);
+    add_number(out, "length", (double)c->length);
+    add_number(out, "tokens", (double)c->tokens);
+    add_number(out, "tokens_text", (double)c->tokens_text);
+    add_number(out, "documents", (double)c->documents);
+    add_text(out, "sample", c->sample);
+    add_number(out, "seed", (double)c->seed);
+    cJSON_AddBoolToObject(out, "plain_special", c->plain_special);
+    add_text(out, "ids_sha256", c->ids_sha256);
+    add_number(out, "ppl", c->ppl);
+    add_number(out, "ppl_windows", (double)c->ppl_windows);
+    return out;
+}
+
 cJSON *qc_report_document(const qc_report_input *in)
 {
     qc_json_watch();
@@ -229,6 +276,10 @@ cJSON *qc_report_document(const qc_report_input *in)
     add_member(model, "files", files_json(in, false));
     add_member(doc, "recipe", cJSON_Duplicate(in->recipe, true));
     add_member(doc, "plan", cJSON_Duplicate(in->plan, true));
+    if (in->calibration)
+        add_member(doc, "calibration", calibration_json(in->calibration));
+    else
+        cJSON_AddNullToObject(doc, "calibration");
     add_member(doc, "tensors", tensors_json(first->accounts));
     add_member(doc, "layers", layers_json(first->accounts, in->n_layers));
     add_member(doc, "events", events_json(in->events));
@@ -333,10 +384,22 @@ static int fallbacks_text(const qc_event_list *events, qc_buf *ret, qc_err *err)
     return QC_OK;
 }
 
+static int calibration_text(const qc_calibration *c, qc_buf *ret, qc_err *err)
+{
+    return qc_buf_printf(
+        ret, err,
+        "calibration     %lld window%s of %lld tokens (%lld of %lld) of %s, perplexity of the "
+        "model there %.4f\n",
+        (long long)c->windows, c->windows == 1 ? "" : "s", (long long)c->length, (long long)c->tokens,
+        (long long)c->tokens_text, c->text, c->ppl);
+}
+
 int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err)
 {
     for (int i = 0; i < in->n_outputs; i++)
         QC_TRY(output_text(&in->outputs[i], ret, err));
     QC_TRY(fallbacks_text(in->events, ret, err));
+    if (in->calibration)
+        QC_TRY(calibration_text(in->calibration, ret, err));
     return qc_buf_printf(ret, err, "peak memory     %.0f MB\n", (double)in->peak_rss_bytes / 1e6);
 }

@@ -50,6 +50,7 @@ typedef struct qc_report_input {
     const qc_report_output *outputs; /* the first one gives tensors, evaluation and gates of the document */
     int n_outputs;
     const qc_event_list *events;
+    const qc_calibration *calibration; /* NULL without */
     const qc_report_timing *timings;
     int n_timings;
     uint64_t peak_rss_bytes;

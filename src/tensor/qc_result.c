@@ -100,6 +100,17 @@ int qc_account_add(qc_account_list *list, const qc_tensor_account *tensor, qc_er
     return QC_OK;
 }
 
+int qc_account_add_layer(qc_account_list *list, const qc_layer_times *times, qc_err *err)
+{
+    size_t n = (size_t)list->n_layer_times;
+    void *p = qc_realloc(list->layer_times, n * sizeof *times, (n + 1) * sizeof *times);
+    if (!p)
+        return qc_fail_nomem(err, "account of layers", (n + 1) * sizeof *times);
+    list->layer_times = p;
+    list->layer_times[list->n_layer_times++] = *times;
+    return QC_OK;
+}
+
 void qc_account_bytes(const qc_account_list *list, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
 {
     uint64_t in = 0, out = 0;
@@ -122,6 +133,7 @@ void qc_account_list_clear(qc_account_list *list)
         qc_free(list->tensors[i].rule);
     }
     qc_free(list->tensors);
+    qc_free(list->layer_times);
     *list = (qc_account_list){0};
 }
 

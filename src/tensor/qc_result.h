@@ -60,6 +60,20 @@ typedef enum {
     QC_ACTION_DROPPED /* not stored, by a named rule */
 } qc_tensor_action;
 
+/* How a matrix was rounded with statistics of its inputs. Errors are sums over rows of e H e^T. */
+typedef struct qc_tensor_solve {
+    const char *method; /* "rtn", "gptq"; static text */
+    const char *order;  /* of columns; static text, NULL where there is none */
+    double error;       /* of the stored codes */
+    double error_rtn;   /* of rounding to nearest on the same grid */
+    double error_norm;  /* w H w^T, to compare both with */
+    double damp;        /* used, as a fraction of the mean diagonal of H */
+    int64_t n_dead;     /* inputs that were 0 in all tokens */
+    int64_t n_tokens;   /* that H was taken from */
+    int64_t n_rtn_rows; /* rows where rounding to nearest was better and was taken */
+    double seconds;     /* wall time */
+} qc_tensor_solve;
+
 typedef struct qc_tensor_account {
     char *name;
     char *rule; /* why: "linear", "embedding", "norm", "skip '*.down_proj'", "tied to
@@ -79,18 +93,29 @@ typedef struct qc_tensor_account {
     double sq_error, sq_weight; /* sum h (w - w')^2 and sum h w^2 of the stored grid */
     double sq_error_minmax;     /* the same sum for min-max scales on the same grid; NaN if not computed */
     int64_t n_clipped, n_zero_groups, n_small_scale; /* as in qc_quant_stats */
+    qc_tensor_solve solve; /* method NULL for a tensor that was rounded without calibration */
 } qc_tensor_account;
+
+/* Wall seconds that a calibrated layer took, by kind of work. */
+typedef struct qc_layer_times {
+    double forward, hessian, factor, solve, pack, io;
+} qc_layer_times;
 
 /* In the order of the source. Zero-initialise, release with qc_account_list_clear. */
 typedef struct qc_account_list {
     qc_tensor_account *tensors;
     int64_t n_tensors;
     int64_t cap_tensors;
+    qc_layer_times *layer_times; /* [n_layer_times], layers 0 .. of a calibrated run */
+    int64_t n_layer_times;
 } qc_account_list;
 
 /* Append a copy of *tensor (its two strings are copied; rule may be NULL). QC_E_RESOURCE when out of memory.
  */
 int qc_account_add(qc_account_list *list, const qc_tensor_account *tensor, qc_err *err) QC_WARN_UNUSED;
+
+/* Append the times of the next layer. */
+int qc_account_add_layer(qc_account_list *list, const qc_layer_times *times, qc_err *err) QC_WARN_UNUSED;
 
 /* Sum of bytes_in / bytes_out over all tensors; either pointer may be NULL. */
 void qc_account_bytes(const qc_account_list *list, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
@@ -140,6 +165,22 @@ void qc_evaluation_init(qc_evaluation *eval);
 
 /* Release what it owns and init again. NULL is fine. */
 void qc_evaluation_clear(qc_evaluation *eval);
+
+/* ---- calibration ---- */
+
+/* What statistics were taken from. Strings are borrowed. */
+typedef struct qc_calibration {
+    const char *text; /* name of the file */
+    int64_t windows, length, tokens;
+    int64_t tokens_text; /* tokens of the whole text */
+    int64_t documents;
+    const char *sample; /* "even", "random" */
+    int64_t seed;
+    bool plain_special;
+    char ids_sha256[65]; /* of the windows' ids as little-endian uint32 */
+    double ppl;          /* of the 16-bit model on the first windows; NaN if not measured */
+    int64_t ppl_windows; /* how many */
+} qc_calibration;
 
 /* ---- artifacts and gates ---- */
 

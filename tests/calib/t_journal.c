@@ -116,22 +116,19 @@ static void expect_codes(const qc_journal *j, int n, int bits, int64_t row0, int
 {
     char name[32];
     matrix want, got;
-    qc_grid grid = grid_of(bits, n % 2), stored;
+    qc_grid grid = grid_of(bits, n % 2);
     fill(&want, &grid, (uint64_t)(n * 10 + bits));
     memset(&got, 0xAA, sizeof got);
     got.rows = (qc_code_rows){0, got.codes, got.scales, grid.symmetric ? NULL : got.zeros};
     snprintf(name, sizeof name, "layers.%d.w%d", n, bits);
     qc_err err = {0};
-    ck_assert_msg(qc_journal_read_codes(j, name, row0, n_rows, COLS, &got.rows, &stored, &err) == QC_OK, "%s",
+    ck_assert_msg(qc_journal_read_codes(j, name, &grid, COLS, row0, n_rows, &got.rows, &err) == QC_OK, "%s",
                   err.msg);
     ck_assert_int_eq(got.rows.n_rows, n_rows);
     ck_assert_mem_eq(got.codes, want.codes + row0 * COLS, (size_t)(n_rows * COLS));
     ck_assert_mem_eq(got.scales, want.scales + row0 * GROUPS, (size_t)(n_rows * GROUPS) * sizeof(float));
     if (!grid.symmetric)
         ck_assert_mem_eq(got.zeros, want.zeros + row0 * GROUPS, (size_t)(n_rows * GROUPS));
-    ck_assert_mem_eq(&stored.bits, &grid.bits, sizeof grid.bits);
-    ck_assert(stored.symmetric == grid.symmetric && stored.group_elems == GROUP &&
-              stored.scale_dtype == QC_DT_F16 && stored.kind == QC_GRID_AFFINE);
 }
 
 static void expect_layers(const qc_journal *j, int n_layers)
@@ -387,11 +384,18 @@ START_TEST(test_misuse)
     ck_assert_int_eq(qc_journal_read_dense(j, "layers.0.norm", x, N_DENSE - 1, &err), QC_E_INPUT);
     ck_assert_int_eq(qc_journal_read_dense(j, "layers.0.w4", x, N_DENSE, &err), QC_E_INPUT);
     ck_assert_int_eq(qc_journal_read_text(j, "layers.0.norm", &text, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", 0, ROWS, COLS - 1, &m.rows, NULL, &err),
+    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", &grid, COLS - 1, 0, ROWS, &m.rows, &err),
                      QC_E_INPUT);
-    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", 1, ROWS, COLS, &m.rows, NULL, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", -1, 1, COLS, &m.rows, NULL, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_journal_read_codes(j, "nowhere", 0, 1, COLS, &m.rows, NULL, &err), QC_E_INPUT);
+    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", &grid, COLS, 1, ROWS, &m.rows, &err),
+                     QC_E_INPUT);
+    ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", &grid, COLS, -1, 1, &m.rows, &err), QC_E_INPUT);
+    qc_grid other[] = {grid_of(3, false), grid_of(4, true), grid, grid};
+    other[2].group_elems = GROUP / 2;
+    other[3].scale_dtype = QC_DT_BF16;
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_eq(qc_journal_read_codes(j, "layers.0.w4", &other[i], COLS, 0, 1, &m.rows, &err),
+                         QC_E_INPUT);
+    ck_assert_int_eq(qc_journal_read_codes(j, "nowhere", &grid, COLS, 0, 1, &m.rows, &err), QC_E_INPUT);
     ck_assert_msg(strstr(err.msg, "holds no codes of nowhere") != NULL, "%s", err.msg);
     ck_assert_int_eq(qc_journal_begin_layer(j, 2, &err), QC_E_INPUT);
     qc_journal_close(j);

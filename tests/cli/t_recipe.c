@@ -1,5 +1,7 @@
 /* Recipes: every key, every kind of error with its place, hostile files. */
+#include "corpus.h"
 #include "gates.h"
+#include "gptq.h"
 #include "programs.h"
 #include "qc_alloc.h"
 #include "qc_test.h"
@@ -22,6 +24,11 @@ START_TEST(defaults)
     ck_assert_msg(parse("model: m") == QC_OK, "%s", err.msg);
     ck_assert_str_eq(r.model, "dir/m");
     ck_assert_int_eq(r.quantize.method, QC_METHOD_RTN);
+    qc_gptq_options gptq = qc_gptq_defaults();
+    ck_assert_int_eq(r.quantize.gptq.order, gptq.order);
+    ck_assert_double_eq(r.quantize.gptq.damp, gptq.damp);
+    ck_assert_int_eq(r.quantize.gptq.refit, gptq.refit);
+    ck_assert_int_eq(r.quantize.gptq.sweeps, gptq.sweeps);
     ck_assert_int_eq(r.quantize.weights.bits, 4);
     ck_assert_int_eq(r.quantize.weights.group, 128);
     ck_assert(r.quantize.weights.symmetric);
@@ -40,33 +47,51 @@ END_TEST
 
 START_TEST(every_supported_key)
 {
-    ck_assert_msg(parse("model: /abs/m\n"
-                        "calibration: {windows: 128, length: 2048, seed: 0}\n"
-                        "quantize:\n"
-                        "  method: rtn\n"
-                        "  weights: {bits: 3, group: 64, symmetric: false, search: minmax, scale: bf16, "
-                        "group_fallback: smaller}\n"
-                        "  activations: none\n"
-                        "  embedding: {bits: 16, group: 32, symmetric: false}\n"
-                        "  gptq: {order: static, damp: 0.010, refit: true, sweeps: 1, inputs: quantized}\n"
-                        "  overrides:\n"
-                        "  - match: \"*.a\"\n"
-                        "    bits: 8\n"
-                        "  - {match: 'b', group: channel, symmetric: false}\n"
-                        "  skip: ['x*', y]\n"
-                        "  budget: none\n"
-                        "verify: {enabled: false, text: t.txt, windows: all, length: 512, gates: {ppl_ratio: "
-                        "1.5, size_bytes: 1.5kB}}\n"
-                        "run: {device: cpu, compute: f32, threads: 3, memory: 900MB, scratch: /tmp, "
-                        "allow_nonfinite: true}\n"
-                        "allow: {rtn_fallback: 2}\n"
-                        "emit:\n"
-                        "- {format: qpk, path: out/a.bin}\n"
-                        "- path: ../b.qpk\n"
-                        "report: {json: r.json, manifest: m.json}\n") == QC_OK,
-                  "%s", err.msg);
+    ck_assert_msg(
+        parse("model: /abs/m\n"
+              "calibration: {text: c.txt, windows: 12, length: 77, seed: 5, sample: random, "
+              "documents: blank_line, plain_special: true, perplexity_limit: 50}\n"
+              "quantize:\n"
+              "  method: gptq\n"
+              "  weights: {bits: 3, group: 64, symmetric: false, search: minmax, scale: bf16, "
+              "group_fallback: smaller}\n"
+              "  activations: none\n"
+              "  embedding: {bits: 16, group: 32, symmetric: false}\n"
+              "  gptq: {order: min-pivot, damp: 0.020, refit: false, sweeps: 3, inputs: original, correct: "
+              "0.5}\n"
+              "  overrides:\n"
+              "  - match: \"*.a\"\n"
+              "    bits: 8\n"
+              "  - {match: 'b', group: channel, symmetric: false}\n"
+              "  skip: ['x*', y]\n"
+              "  budget: none\n"
+              "verify: {enabled: false, text: t.txt, windows: all, length: 512, gates: {ppl_ratio: "
+              "1.5, size_bytes: 1.5kB}}\n"
+              "run: {device: cpu, compute: f32, threads: 3, memory: 900MB, scratch: /tmp, "
+              "allow_nonfinite: true}\n"
+              "allow: {rtn_fallback: 2}\n"
+              "emit:\n"
+              "- {format: qpk, path: out/a.bin}\n"
+              "- path: ../b.qpk\n"
+              "report: {json: r.json, manifest: m.json}\n") == QC_OK,
+        "%s", err.msg);
     ck_assert_str_eq(r.model, "/abs/m");
+    ck_assert_str_eq(r.calibration.text, "dir/c.txt");
+    ck_assert_int_eq(r.calibration.windows, 12);
+    ck_assert_int_eq(r.calibration.length, 77);
+    ck_assert_int_eq(r.calibration.seed, 5);
+    ck_assert_int_eq(r.calibration.sample, QC_SAMPLE_RANDOM);
+    ck_assert_int_eq(r.calibration.documents, QC_DOCUMENTS_BLANK_LINE);
+    ck_assert(r.calibration.plain_special);
+    ck_assert_double_eq(r.calibration.perplexity_limit, 50);
     const qc_recipe_quantize *q = &r.quantize;
+    ck_assert_int_eq(q->method, QC_METHOD_GPTQ);
+    ck_assert_int_eq(q->gptq.order, QC_ORDER_MIN_PIVOT);
+    ck_assert_double_eq(q->gptq.damp, 0.02);
+    ck_assert(!q->gptq.refit);
+    ck_assert_int_eq(q->gptq.sweeps, 3);
+    ck_assert_int_eq(q->gptq.inputs, 1);
+    ck_assert_double_eq(q->gptq.correct, 0.5);
     ck_assert_int_eq(q->weights.bits, 3);
     ck_assert_int_eq(q->weights.group, 64);
     ck_assert(!q->weights.symmetric);
@@ -264,25 +289,21 @@ END_TEST
 START_TEST(not_built_yet)
 {
     static const bad_case cases[] = {
-        {"quantize: {method: gptq}\n",
-         "r.yaml:1:20: quantize.method: 'gptq' is not supported yet (supported: rtn)"},
-        {"quantize: {method: awq+gptq}\n", "r.yaml:1:20: quantize.method: 'awq+gptq' is not supported yet"},
-        {"calibration: {text: c.txt}\n", "r.yaml:1:21: calibration.text: not supported yet"},
-        {"calibration: {seed: 1}\n", "r.yaml:1:21: calibration.seed: not supported yet"},
+        {"quantize: {method: awq+gptq}\n",
+         "r.yaml:1:20: quantize.method: 'awq+gptq' is not supported yet (supported: rtn|gptq)"},
+        {"calibration: {statistics: c.qst}\n", "r.yaml:1:27: calibration.statistics: not supported yet"},
         {"quantize: {activations: {bits: 8, dynamic: tensor}}\n",
          "r.yaml:1:44: quantize.activations.dynamic: 'tensor' is not supported yet (supported: token)"},
         {"quantize: {budget: {size: 420MB}}\n", "r.yaml:1:27: quantize.budget.size: not supported yet"},
         {"quantize: {budget: {bits_average: 4.5}}\n",
          "r.yaml:1:35: quantize.budget.bits_average: not supported yet"},
-        {"quantize: {gptq: {damp: 0.02}}\n", "r.yaml:1:25: quantize.gptq.damp: not supported yet"},
-        {"quantize: {gptq: {refit: false}}\n", "r.yaml:1:26: quantize.gptq.refit: not supported yet"},
         {"run: {device: cuda}\n",
          "r.yaml:1:15: run.device: 'cuda' is not supported yet (supported: auto|cpu)"},
         {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n",
          "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
-        {"emit: [{path: a.qpk, quantize: {method: gptq}}]\n",
-         "r.yaml:1:41: emit[0].quantize.method: 'gptq' is not supported yet"},
+        {"emit: [{path: a.qpk, quantize: {method: awq}}]\n",
+         "r.yaml:1:41: emit[0].quantize.method: 'awq' is not supported yet"},
         {"emit: [{path: a.qpk, type: q4_k_m}]\n", "r.yaml:1:28: emit[0].type: not supported yet"},
         {"report: {junit: a.xml}\n", "r.yaml:1:17: report.junit: not supported yet"},
         {"report: {html: a}\n", "r.yaml:1:16: report.html: not supported yet"},
@@ -290,7 +311,7 @@ START_TEST(not_built_yet)
     };
     check_bad(cases, N(cases), QC_E_UNSUPPORTED);
     /* what is broken elsewhere is found first: the whole recipe is checked */
-    ck_assert_int_eq(parse("quantize: {method: gptq}\nrun: {threads: x}\n"), QC_E_INPUT);
+    ck_assert_int_eq(parse("quantize: {method: awq}\nrun: {threads: x}\n"), QC_E_INPUT);
 }
 END_TEST
 
@@ -479,10 +500,8 @@ START_TEST(wrong_flags)
         {{"m", "--override", ":bits=8"}, QC_E_USAGE, "--override: quantize.overrides[0].match:"},
         {{"m", "--memory", "1.5.2GB"}, QC_E_USAGE, "--memory: run.memory: '1.5.2GB' is not a size"},
         {{"m", "-o", "model.bin"}, QC_E_USAGE, "emit[0]: the extension of 'model.bin' names no format"},
-        {{"m", "--method", "gptq"},
-         QC_E_UNSUPPORTED,
-         "--method: quantize.method: 'gptq' is not supported yet"},
-        {{"m", "--calib", "c.txt"}, QC_E_UNSUPPORTED, "--calib: calibration.text: not supported yet"},
+        {{"m", "--method", "awq"}, QC_E_UNSUPPORTED, "--method: quantize.method: 'awq' is not supported yet"},
+
         {{"m", "--device", "cuda"}, QC_E_UNSUPPORTED, "--device: run.device: 'cuda' is not supported yet"},
         {{""}, QC_E_USAGE, "the path of the model is empty; see"},
         {{"no/such.yaml"}, QC_E_INPUT, "no/such.yaml: "},

@@ -18,6 +18,13 @@ static qc_report_output outputs[1];
 static const qc_report_file files[] = {{"/data/models/m/model.safetensors", "aa"},
                                        {"/data/models/m/config.json", "bb"}};
 static const qc_report_timing timings[] = {{"convert", 1.5}, {"verify", 2.5}};
+static const qc_calibration calibration = {.text = "c.txt",
+                                           .windows = 4,
+                                           .length = 8,
+                                           .tokens = 32,
+                                           .sample = "even",
+                                           .ids_sha256 = "dd",
+                                           .ppl = 12.5};
 static qc_report_input input;
 static cJSON *recipe, *plan;
 
@@ -36,7 +43,19 @@ static void setup(void)
                            .bytes_in = 32,
                            .bytes_out = 12,
                            .sq_error = 1,
-                           .sq_weight = 100};
+                           .sq_weight = 100,
+                           .n_clipped = 4,
+                           .solve = {.method = "gptq",
+                                     .order = "static",
+                                     .error = 3,
+                                     .error_rtn = 4,
+                                     .error_norm = 50,
+                                     .damp = 0.01,
+                                     .n_dead = 5,
+                                     .n_tokens = 32,
+                                     .n_rtn_rows = 6,
+                                     .seconds = 0.25}};
+    qc_layer_times times = {.forward = 1, .hessian = 2, .factor = 3, .solve = 4, .pack = 5, .io = 6};
     qc_tensor_account n = {.name = (char *)"model.norm",
                            .action = QC_ACTION_COPIED,
                            .layer = -1,
@@ -49,6 +68,7 @@ static void setup(void)
                            .bytes_out = 32};
     ck_assert_int_eq(qc_account_add(&accounts, &q, NULL), QC_OK);
     ck_assert_int_eq(qc_account_add(&accounts, &n, NULL), QC_OK);
+    ck_assert_int_eq(qc_account_add_layer(&accounts, &times, NULL), QC_OK);
     ck_assert_int_eq(qc_event_add(&events, QC_EVENT_FALLBACK, "group_fallback", "w", 2, NULL, "128 to 64"),
                      QC_OK);
     qc_evaluation_init(&evaluation);
@@ -75,6 +95,7 @@ static void setup(void)
                               .outputs = outputs,
                               .n_outputs = 1,
                               .events = &events,
+                              .calibration = &calibration,
                               .timings = timings,
                               .n_timings = 2,
                               .peak_rss_bytes = 1000};
@@ -96,9 +117,9 @@ static double number(const cJSON *doc, const char *key)
 
 START_TEST(report_has_the_keys_of_version_1)
 {
-    static const char *const keys[] = {"schema",  "tool",    "model",         "recipe",     "plan",
-                                       "tensors", "layers",  "events",        "evaluation", "artifacts",
-                                       "gates",   "timings", "peak_rss_bytes"};
+    static const char *const keys[] = {"schema",      "tool",    "model",   "recipe",        "plan",
+                                       "calibration", "tensors", "layers",  "events",        "evaluation",
+                                       "artifacts",   "gates",   "timings", "peak_rss_bytes"};
     static const char *const eval_keys[] = {
         "protocol",  "windows",   "length",       "tokens_scored", "ids_sha256", "ppl",     "ppl_reference",
         "ppl_ratio", "delta_nll", "delta_nll_se", "kld_mean",      "kld_p99",    "kld_max", "top1"};
@@ -116,7 +137,20 @@ START_TEST(report_has_the_keys_of_version_1)
     ck_assert(isnan(number(w->next, "kld")) && isnan(number(w->next, "top1")));
     const cJSON *t = qc_json_get(doc, "tensors")->child;
     ck_assert(number(t, "relative_error") == 0.01 && number(t, "group") == 8);
+    ck_assert_str_eq(qc_json_get(t, "method")->valuestring, "gptq");
+    ck_assert_str_eq(qc_json_get(t, "order")->valuestring, "static");
+    ck_assert(number(t, "error") == 3 && number(t, "error_rtn") == 4 && number(t, "error_norm") == 50);
+    ck_assert(number(t, "damp") == 0.01 && number(t, "dead_columns") == 5 && number(t, "tokens") == 32);
+    ck_assert(number(t, "rtn_rows") == 6 && number(t, "seconds") == 0.25 &&
+              number(t, "clipped_fraction") == 0.25);
+    const cJSON *s = qc_json_get(qc_json_get(doc, "layers")->child, "seconds");
+    ck_assert(number(s, "forward") == 1 && number(s, "hessian") == 2 && number(s, "factor") == 3);
+    ck_assert(number(s, "solve") == 4 && number(s, "pack") == 5 && number(s, "io") == 6);
+    const cJSON *c = qc_json_get(doc, "calibration");
+    ck_assert(number(c, "windows") == 4 && number(c, "tokens") == 32 && number(c, "ppl") == 12.5);
+    ck_assert_str_eq(qc_json_get(c, "ids_sha256")->valuestring, "dd");
     ck_assert_str_eq(qc_json_get(t->next, "action")->valuestring, "copied");
+    ck_assert_ptr_null(qc_json_get(t->next, "method"));
     ck_assert_ptr_null(qc_json_get(t->next, "group"));
     ck_assert(number(qc_json_get(doc, "layers")->child, "bytes_out") == 12);
     ck_assert(number(qc_json_get(doc, "events")->child, "count") == 2);

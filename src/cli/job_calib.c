@@ -1,0 +1,330 @@
+#include "job_calib.h"
+
+#include "eval.h"
+#include "main.h"
+#include "measure.h"
+#include "pipeline.h"
+#include "progress.h"
+#include "qc_alloc.h"
+#include "qc_cpu.h"
+#include "qc_file.h"
+#include "qc_log.h"
+#include "qc_math.h"
+#include "qc_time.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Tokens that the 16-bit model is measured with before the work: enough to see that model and text fit. */
+#define PERPLEXITY_TOKENS 2048
+
+/* ---- text ---- */
+
+bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quantize)
+{
+    return quantize->method != QC_METHOD_RTN || recipe->calibration.text;
+}
+
+static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_err *err)
+{
+    if (!r->calibration.text)
+        return qc_fail(
+            err, QC_E_USAGE,
+            "quantize.method: all methods but rtn need a text to calibrate with (calibration.text, "
+            "--calib FILE)");
+    if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX)
+        return qc_fail(err, QC_E_USAGE,
+                       "calibration.text is given, but method rtn with search minmax makes no use of it");
+    if (q->gptq.correct > 0 && q->gptq.inputs == 1)
+        return qc_fail(err, QC_E_USAGE,
+                       "quantize.gptq.correct corrects what quantized inputs got wrong, inputs are original");
+    return QC_OK;
+}
+
+static uint64_t memory_cap(const job *j)
+{
+    uint64_t cap = j->recipe->run.memory_bytes;
+    return cap ? cap - QC_PROGRAM_BYTES : 0;
+}
+
+static int load_corpus(job *j, qc_err *err)
+{
+    const qc_recipe_calibration *c = &j->recipe->calibration;
+    int64_t limit = j->model.config.max_positions;
+    if (c->length > limit)
+        return qc_fail(err, QC_E_USAGE, "calibration.length %lld: %s has at most %lld positions",
+                       (long long)c->length, j->recipe->model, (long long)limit);
+    qc_corpus_options options = {.windows = c->windows,
+                                 .length = c->length,
+                                 .sample = (qc_sample)c->sample,
+                                 .seed = c->seed,
+                                 .documents = (qc_documents)c->documents,
+                                 .plain_special = c->plain_special,
+                                 .max_positions = limit,
+                                 .memory_bytes = memory_cap(j)};
+    QC_TRY(qc_text_plan(j->src, c->text, memory_cap(j), &j->corpus_plan_bytes, err));
+    QC_TRY(qc_corpus_load(j->src, c->text, &options, j->model.config.vocab, &j->events, &j->corpus, err));
+    j->calibration = (qc_calibration){.text = c->text,
+                                      .windows = j->corpus.n_windows,
+                                      .length = j->corpus.length,
+                                      .tokens = j->corpus.n_windows * j->corpus.length,
+                                      .tokens_text = j->corpus.n_text_ids,
+                                      .documents = j->corpus.n_documents,
+                                      .sample = c->sample == QC_SAMPLE_EVEN ? "even" : "random",
+                                      .seed = c->seed,
+                                      .plain_special = c->plain_special,
+                                      .ppl = NAN};
+    memcpy(j->calibration.ids_sha256, j->corpus.ids_sha256, sizeof j->calibration.ids_sha256);
+    return QC_OK;
+}
+
+int qc_job_open_calibration(job *j, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    bool any = false;
+    for (int i = 0; i < r->n_emit; i++) {
+        const qc_recipe_quantize *q = r->emit[i].own_quantize ? &r->emit[i].quantize : &r->quantize;
+        if (!qc_job_calibrates(r, q))
+            continue;
+        QC_TRY(check_settings(r, q, err));
+        any = true;
+    }
+    if (!any)
+        return QC_OK;
+    QC_TRY(qc_measure_check_cap(r, "run.memory", err));
+    return load_corpus(j, err);
+}
+
+/* ---- plan ---- */
+
+static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quantize *q)
+{
+    return (qc_pipeline_options){
+        .gptq = q->method == QC_METHOD_GPTQ,
+        .gptq_options = {.order = (qc_gptq_order)q->gptq.order,
+                         .damp = q->gptq.damp,
+                         .refit = q->gptq.refit,
+                         .sweeps = q->gptq.sweeps},
+        .original_inputs = q->gptq.inputs == 1,
+        .correct = q->method == QC_METHOD_GPTQ ? q->gptq.correct : 0,
+        .memory_bytes = memory_cap(j),
+        .scratch_folder = j->recipe->run.scratch,
+        .progress = qc_progress_callback,
+    };
+}
+
+/* Is the tensor rounded in the calibrated run, and not while the output is written? */
+static bool in_layers(const job *j, const qc_convert_item *item)
+{
+    return item->action == QC_ACTION_QUANTIZED && j->model.places[item->tensor].layer >= 0;
+}
+
+int qc_job_plan_calibration(job *j, output *o, qc_err *err)
+{
+    o->calibrated = qc_job_calibrates(j->recipe, o->quantize);
+    if (!o->calibrated || o != &j->outputs[o->lead])
+        return QC_OK;
+    if (!(o->journal_path = qc_asprintf("%s.journal", o->emit->path)))
+        return qc_fail_nomem(err, "path", strlen(o->emit->path) + 9);
+    for (int64_t i = 0; i < o->plan.n_items; i++) {
+        const qc_convert_item *item = &o->plan.items[i];
+        const qc_tensor_info *info = j->src->info(j->src, item->tensor);
+        if (in_layers(j, item))
+            o->journal_bytes +=
+                qc_journal_codes_bytes(&item->spec.grid, qc_tensor_rows(info), qc_tensor_cols(info));
+    }
+    return QC_OK;
+}
+
+void qc_job_calibration_bytes(const job *j, uint64_t *ret_memory, uint64_t *ret_scratch)
+{
+    *ret_memory = *ret_scratch = 0;
+    for (int i = 0; i < j->n_outputs; i++) {
+        const output *o = &j->outputs[i];
+        if (!o->journal_path)
+            continue;
+        uint64_t full, least, scratch;
+        qc_pipeline_options options = pipeline_options(j, o->quantize);
+        qc_pipeline_plan_bytes(&j->model.config, &j->corpus, &options, &full, &least, &scratch);
+        if (options.memory_bytes && full > options.memory_bytes) {
+            *ret_scratch = scratch > *ret_scratch ? scratch : *ret_scratch;
+            full = least;
+        }
+        *ret_memory = full > *ret_memory ? full : *ret_memory;
+    }
+    if (j->corpus_plan_bytes > *ret_memory)
+        *ret_memory = j->corpus_plan_bytes;
+}
+
+/* ---- what must stay the same for a journal to be continued ---- */
+
+typedef struct key_list {
+    qc_journal_key *keys; /* names and values are owned */
+    int n, cap;
+} key_list;
+
+static void key_list_clear(key_list *list)
+{
+    for (int i = 0; i < list->n; i++) {
+        qc_free((char *)(uintptr_t)list->keys[i].name);
+        qc_free((char *)(uintptr_t)list->keys[i].value);
+    }
+    qc_free(list->keys);
+}
+
+/* Takes both strings. */
+static int key_add(key_list *list, char *name, char *value, qc_err *err)
+{
+    if (name && value && list->n == list->cap) {
+        int cap = list->cap ? 2 * list->cap : 64;
+        void *p =
+            qc_realloc(list->keys, (size_t)list->cap * sizeof *list->keys, (size_t)cap * sizeof *list->keys);
+        if (p) {
+            list->keys = p;
+            list->cap = cap;
+        }
+    }
+    if (!name || !value || list->n == list->cap) {
+        qc_free(name);
+        qc_free(value);
+        return qc_fail_nomem(err, "keys of the journal", 4096);
+    }
+    list->keys[list->n++] = (qc_journal_key){name, value};
+    return QC_OK;
+}
+
+/* Every setting below `item` as one key. */
+static int add_settings(key_list *list, const char *path, const cJSON *item, qc_err *err)
+{
+    if (!cJSON_IsObject(item) && !cJSON_IsArray(item)) {
+        char *text = cJSON_PrintUnformatted(item);
+        int rc = key_add(list, qc_strdup(path), text ? qc_strdup(text) : NULL, err);
+        cJSON_free(text);
+        return rc;
+    }
+    int i = 0;
+    for (const cJSON *child = item->child; child; child = child->next, i++) {
+        char *name =
+            cJSON_IsObject(item) ? qc_asprintf("%s.%s", path, child->string) : qc_asprintf("%s[%d]", path, i);
+        int rc = name ? add_settings(list, name, child, err) : qc_fail_nomem(err, path, strlen(path));
+        qc_free(name);
+        QC_TRY(rc);
+    }
+    return QC_OK;
+}
+
+static int build_keys(const job *j, const output *o, key_list *list, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    QC_TRY(key_add(list, qc_strdup("the program"), qc_asprintf("%s (%s)", qc_version(), qc_version_commit()),
+                   err));
+    QC_TRY(key_add(list, qc_strdup("the kernels"), qc_strdup(qc_cpu_describe()), err));
+    QC_TRY(key_add(list, qc_strdup("run.compute"),
+                   qc_strdup(r->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"), err));
+    for (int64_t i = 0; i < j->src->n_files; i++)
+        QC_TRY(key_add(list, qc_asprintf("SHA-256 of %s", qc_path_base(j->src->files[i])),
+                       qc_strdup(j->source_sha256[i]), err));
+    cJSON *quantize = qc_recipe_quantize_json(o->quantize);
+    int rc = quantize ? add_settings(list, "quantize", quantize, err) : qc_fail_nomem(err, "recipe", 4096);
+    cJSON_Delete(quantize);
+    QC_TRY(rc);
+    QC_TRY(key_add(list, qc_strdup("length of a calibration window"),
+                   qc_asprintf("%lld", (long long)j->corpus.length), err));
+    return key_add(list, qc_strdup("SHA-256 of the calibration ids"), qc_strdup(j->corpus.ids_sha256), err);
+}
+
+static int open_journal(job *j, output *o, qc_err *err)
+{
+    key_list list = {0};
+    int rc = build_keys(j, o, &list, err);
+    if (rc == QC_OK)
+        rc = qc_journal_open(o->journal_path, list.keys, list.n, j->options->resume, j->options->force,
+                             &o->journal, err);
+    key_list_clear(&list);
+    return rc;
+}
+
+/* ---- run ---- */
+
+static int measure_model(job *j, qc_err *err)
+{
+    const qc_corpus *c = &j->corpus;
+    int64_t n = qc_min_i64(c->n_windows, qc_max_i64(1, PERPLEXITY_TOKENS / c->length));
+    int64_t lengths[PERPLEXITY_TOKENS];
+    for (int64_t i = 0; i < n; i++)
+        lengths[i] = c->length;
+    qc_windows windows = {.ids = c->ids, .lengths = lengths, .n_windows = n, .length = c->length};
+    qc_eval_options options = qc_measure_options(j->recipe);
+    options.progress = NULL;
+    qc_evaluation e;
+    qc_evaluation_init(&e);
+    int rc = qc_evaluate(j->be, NULL, &j->model, &windows, &options, &e, err);
+    if (rc < 0)
+        return qc_err_prefix(err, "calibration with %s", j->calibration.text);
+    j->calibration.ppl = e.ppl;
+    j->calibration.ppl_windows = n;
+    double limit = j->recipe->calibration.perplexity_limit;
+    qc_log(QC_LOG_INFO, "calibration: %lld windows of %lld tokens, perplexity of the model %.4g",
+           (long long)c->n_windows, (long long)c->length, e.ppl);
+    if (!(e.ppl <= limit)) {
+        qc_log(QC_LOG_WARN,
+               "the 16-bit model has perplexity %.4g on %s, over calibration.perplexity_limit %.4g: is the "
+               "model sound, the text of its kind?",
+               e.ppl, j->calibration.text, limit);
+        rc = qc_event_add(&j->events, QC_EVENT_NOTE, "calibration_perplexity", j->calibration.text, 1, err,
+                          "perplexity of the 16-bit model %.4g, limit %.4g", e.ppl, limit);
+    }
+    qc_evaluation_clear(&e);
+    return rc;
+}
+
+static int run_one(job *j, output *o, qc_err *err)
+{
+    QC_TRY(open_journal(j, o, err));
+    int64_t done = qc_journal_n_layers(o->journal), all = j->model.config.n_layers;
+    if (j->options->resume)
+        qc_log(QC_LOG_INFO, "%s: %lld of %lld layers are done", o->journal_path, (long long)done,
+               (long long)all);
+    if (done == all)
+        return QC_OK;
+    qc_progress_begin("calibrate", 1);
+    qc_pipeline_options options = pipeline_options(j, o->quantize);
+    int rc = qc_pipeline_run(&o->plan, &j->model, j->be, &j->corpus, &options, o->journal, err);
+    qc_progress_end();
+    return rc;
+}
+
+int qc_job_calibrate(job *j, qc_err *err)
+{
+    if (!j->corpus.n_windows)
+        return QC_OK;
+    double start = qc_now_seconds();
+    QC_TRY(measure_model(j, err));
+    for (int i = 0; i < j->n_outputs; i++)
+        if (j->outputs[i].journal_path)
+            QC_TRY(run_one(j, &j->outputs[i], err));
+    j->times.calibrate = qc_now_seconds() - start;
+    return QC_OK;
+}
+
+const qc_journal *qc_job_journal(const job *j, const output *o)
+{
+    return j->outputs[o->lead].journal;
+}
+
+void qc_job_close_calibration(job *j, bool ended)
+{
+    for (int i = 0; i < j->n_outputs; i++) {
+        output *o = &j->outputs[i];
+        int64_t done = o->journal ? qc_journal_n_layers(o->journal) : 0;
+        if (ended || done == 0) {
+            qc_journal_remove(o->journal);
+        } else {
+            qc_journal_close(o->journal);
+            qc_log(QC_LOG_WARN, "%s holds %lld of %lld layers, --resume goes on from there", o->journal_path,
+                   (long long)done, (long long)j->model.config.n_layers);
+        }
+        qc_free(o->journal_path);
+    }
+    qc_corpus_clear(&j->corpus);
+}

@@ -1,0 +1,30 @@
+/* Calibration of a job: the text, its windows, the journals, the run over the layers. */
+#ifndef QC_CLI_JOB_CALIB_H
+#define QC_CLI_JOB_CALIB_H
+
+#include "job_state.h"
+
+/* Does an output with these grids need statistics of a text? */
+bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quantize);
+
+/* Check what the recipe says about calibration and cut the windows; nothing if no output calibrates.
+ * QC_E_USAGE: no text, or settings that contradict each other. */
+int qc_job_open_calibration(job *j, qc_err *err) QC_WARN_UNUSED;
+
+/* Give an output its place in a calibrated run (`lead` and `plan` are set). */
+int qc_job_plan_calibration(job *j, output *o, qc_err *err) QC_WARN_UNUSED;
+
+/* Memory that calibrated runs need, and scratch bytes with them under the cap of the recipe; both 0 without
+ * calibration. */
+void qc_job_calibration_bytes(const job *j, uint64_t *ret_memory, uint64_t *ret_scratch);
+
+/* Perplexity of the model on the text, then all runs, each into its journal. */
+int qc_job_calibrate(job *j, qc_err *err) QC_WARN_UNUSED;
+
+/* The journal that an output is written from; NULL without calibration. */
+const qc_journal *qc_job_journal(const job *j, const output *o);
+
+/* Remove the journals of a job that ended; of one that did not, those that hold nothing. */
+void qc_job_close_calibration(job *j, bool ended);
+
+#endif
