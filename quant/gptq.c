@@ -8,6 +8,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Rows that are in work together: four buffers of that many rows are all that a matrix needs. Rows do not
@@ -616,6 +617,14 @@ static void add_row_stats(const slice *s, int64_t r, qc_quant_stats *stats)
     stats->sq_weight += sq_weight;
 }
 
+static double sum_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
 static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
 {
     qc_quant_stats rtn = {0};
@@ -625,17 +634,19 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
         for (int64_t r = 0; r < s->n_rows; r++)
             copy_row(s, &s->rtn, &s->rows, r);
         QC_TRY(solve(s, err));
+        QC_TRY(measure(s, s->error, s->error_now, err));
+        ret->error_solve += sum_of(s->error_now, s->n_rows);
         QC_TRY(polish(s, err));
         QC_TRY(measure(s, s->error, s->error_now, err));
         keep_better(s, ret);
-    }
+    } else
+        ret->error_solve += sum_of(s->error_rtn, s->n_rows);
     QC_TRY(check_rows(s, err));
-    for (int64_t r = 0; r < s->n_rows; r++) {
-        ret->error += s->error_now[r];
-        ret->error_rtn += s->error_rtn[r];
-        ret->norm += s->norm[r];
+    ret->error += sum_of(s->error_now, s->n_rows);
+    ret->error_rtn += sum_of(s->error_rtn, s->n_rows);
+    ret->norm += sum_of(s->norm, s->n_rows);
+    for (int64_t r = 0; r < s->n_rows; r++)
         add_row_stats(s, r, stats);
-    }
     stats->n_zero_groups += rtn.n_zero_groups;
     stats->n_small_scale += rtn.n_small_scale;
     stats->n_large_scale += rtn.n_large_scale;

@@ -45,7 +45,7 @@ void qc_gptq_input_free(qc_gptq_input *input);
 
 /* Corrected target (Qronos; docs/methods/gptq.md): w[n_rows, n] += alpha w D (H + damping)^-1 with d[n, n] =
  * sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was taken from; in place, host
- * memory. */
+ * memory. d and H must be scaled alike. Does nothing where the input could not be prepared. */
 int qc_gptq_correct_target(qc_gptq_input *input, const float *d, double alpha, float *w, int64_t n_rows,
                            qc_err *err) QC_WARN_UNUSED;
 
@@ -53,6 +53,7 @@ int qc_gptq_correct_target(qc_gptq_input *input, const float *d, double alpha, f
 typedef struct qc_gptq_result {
     double error;       /* of the codes that were returned */
     double error_rtn;   /* of RTN with the same grid and the same search */
+    double error_solve; /* after the GPTQ pass alone; = error_rtn if the input could not be prepared */
     double norm;        /* w H w^T */
     int64_t n_rtn_rows; /* rows where RTN was better and was taken */
     bool all_rtn;       /* the input could not be prepared */
