@@ -105,7 +105,7 @@ static int static_order(qc_gptq_input *in, qc_err *err)
 /* State of the elimination in min_pivot_order. rows[k] of the block is column k of the Cholesky factor,
  * indexed by the column of h; 0 at columns that were eliminated before. */
 typedef struct elimination {
-    double *schur; /* host [n], present diagonal; negative infinity is never stored here */
+    double *schur; /* host [n], present diagonal */
     bool *gone;    /* host [n] */
     float *rows;   /* host [PIVOT_BLOCK, n] */
 } elimination;
@@ -140,7 +140,7 @@ static int64_t smallest_left(const elimination *el, int64_t n)
 }
 
 /* Positions from the last to the first: always the column whose Schur complement (its variance given the
- * columns that come before it) is smallest. a[n, n] (backend, full, damped, order of h) is used up; block is
+ * columns that come after it) is smallest. a[n, n] (backend, full, damped, order of h) is used up; block is
  * backend scratch [PIVOT_BLOCK, n]. */
 static int eliminate_all(qc_gptq_input *in, elimination *el, float *a, float *block, qc_err *err)
 {

@@ -4,8 +4,8 @@
 usage: gen_gptq_vectors.py tests/data/quant/gptq.txt
 
 Rounding: Frantar et al. 2022 (arXiv 2210.17323), with U the upper Cholesky factor of the inverse of the damped H, one
-column after the other, no blocks. Min-pivot order: from its definition in arXiv 2507.18553, each Schur complement taken as
-1 / (inverse of the matrix of the columns left)_jj. Scales by min-max (gen_quant_vectors.py). Refit of scales and
+column after the other, no blocks. Min-pivot order: from its definition in arXiv 2507.18553, each Schur complement by
+a solution of its own. Scales by min-max (gen_quant_vectors.py). Refit of scales and
 coordinate descent: methods of arXiv 2602.02126, one scale / one code at a time.
 
 Only rows are kept where, in all cases, no rounding is closer than MARGIN steps to a tie (codes) or MARGIN units in the
@@ -53,7 +53,8 @@ def order_of(h, hd, rule):
         return np.argsort(-np.diag(h).astype(np.float64), kind="stable")
     left, last = list(range(n)), []
     while left:
-        pivots = 1 / np.diag(np.linalg.inv(hd[np.ix_(left, left)]))
+        to = hd[np.ix_(last, left)]
+        pivots = np.diag(hd)[left] - (to * np.linalg.solve(hd[np.ix_(last, last)], to)).sum(0)
         last.append(left.pop(int(np.argmin(pivots))))
     return np.array(last[::-1])
 
