@@ -33,6 +33,7 @@ struct qc_gptq_input {
     bool no_data;    /* all columns are dead */
     float *inv_diag; /* backend [n], 1 / diag, 0 for dead columns */
     int32_t *order;  /* host [n], position -> column */
+    float *weight;   /* host [n], of the scale search: pivots by columns */
     float *factor;   /* backend [n, n], of the damped h in the order of rounding; NULL: preparation failed */
     double *pivots;  /* host [n] */
 };
@@ -280,6 +281,14 @@ static int make_inv_diag(qc_gptq_input *in, qc_err *err)
     return rc;
 }
 
+/* Weights of the search for the scales that the solver rounds with. A column's own error costs its pivot,
+ * what later columns can not make up for; H_jj would count what they can. */
+static void make_weights(qc_gptq_input *in)
+{
+    for (int64_t k = 0; k < in->n; k++)
+        in->weight[in->order[k]] = (float)in->pivots[k];
+}
+
 static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
 {
     qc_backend *be = in->be;
@@ -287,10 +296,11 @@ static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
     in->diag = qc_alloc((size_t)n, sizeof *in->diag);
     in->order = qc_alloc((size_t)n, sizeof *in->order);
     in->pivots = qc_alloc((size_t)n, sizeof *in->pivots);
+    in->weight = qc_alloc((size_t)n, sizeof *in->weight);
     float *copy = be->host_memory ? NULL : qc_alloc((size_t)(n * n), sizeof *copy);
     const float *h = be->host_memory ? in->h : copy;
     int rc = QC_OK;
-    if (!in->diag || !in->order || !in->pivots || !h)
+    if (!in->diag || !in->order || !in->pivots || !in->weight || !h)
         rc = qc_fail_nomem(err, "preparation of an input", (unsigned long long)(n * n) * sizeof *copy);
     if (rc == QC_OK && copy)
         rc = be->download(be, copy, in->h, n * n, err);
@@ -302,6 +312,8 @@ static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
         info->failed = true;
     else if (rc == QC_OK)
         rc = factor_input(in, h, info, err);
+    if (rc == QC_OK && in->factor)
+        make_weights(in);
     qc_free(copy);
     return rc;
 }
@@ -340,6 +352,7 @@ void qc_gptq_input_free(qc_gptq_input *in)
     qc_free(in->diag);
     qc_free(in->order);
     qc_free(in->pivots);
+    qc_free(in->weight);
     qc_free(in);
 }
 
@@ -496,15 +509,21 @@ static int measure(slice *s, const float *e, double *ret, qc_err *err)
     return s->in->be->hessian_error(s->in->be, s->in->h, e, s->n_rows, s->in->n, ret, err);
 }
 
-/* Round to nearest with the scale search weighted by diag(H): the scales that the solver keeps, and what it
- * has to beat. */
+/* host <- what the rows shall stand for, in the order of columns. */
+static void put_targets(slice *s)
+{
+    int64_t n = s->in->n;
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t c = 0; c < n; c++)
+            s->host[r * n + c] = target_at(s->in, s->w + r * n, c);
+}
+
+/* Round to nearest with the scale search weighted by diag(H), what the solver has to beat. */
 static int round_to_nearest(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
     int64_t n = in->n;
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t c = 0; c < n; c++)
-            s->host[r * n + c] = target_at(in, s->w + r * n, c);
+    put_targets(s);
     QC_TRY(in->be->upload(in->be, s->target, s->host, s->n_rows * n, err));
     QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->no_data ? NULL : in->diag, &s->rows, stats,
                        err));
@@ -524,12 +543,15 @@ static qc_round_rows rows_in_work(slice *s)
                            .zeros = s->rows.zeros};
 }
 
-/* The GPTQ pass: columns in their order, each error fed forward to later ones. */
-static int solve(slice *s, qc_err *err)
+/* The GPTQ pass: scales and zeros by a search of its own, then columns in their order, each error fed forward
+ * to later ones. */
+static int solve(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
     qc_backend *be = in->be;
     int64_t n = in->n;
+    put_targets(s);
+    QC_TRY(qc_rtn_rows(be, s->host, s->n_rows, n, s->spec, in->weight, &s->rows, stats, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
             s->host[r * n + j] = target_at(in, s->w + r * n, in->order[j]);
@@ -627,13 +649,14 @@ static double sum_of(const double *x, int64_t n)
 
 static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
 {
-    qc_quant_stats rtn = {0};
-    QC_TRY(round_to_nearest(s, &rtn, err));
+    qc_quant_stats grids = {0}; /* only its counts of groups are used */
+    QC_TRY(round_to_nearest(s, &grids, err));
     memcpy(s->error_now, s->error_rtn, (size_t)s->n_rows * sizeof *s->error_now);
     if (s->in->factor) {
         for (int64_t r = 0; r < s->n_rows; r++)
             copy_row(s, &s->rtn, &s->rows, r);
-        QC_TRY(solve(s, err));
+        grids = (qc_quant_stats){0};
+        QC_TRY(solve(s, &grids, err));
         QC_TRY(measure(s, s->error, s->error_now, err));
         ret->error_solve += sum_of(s->error_now, s->n_rows);
         QC_TRY(polish(s, err));
@@ -647,9 +670,9 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
     ret->norm += sum_of(s->norm, s->n_rows);
     for (int64_t r = 0; r < s->n_rows; r++)
         add_row_stats(s, r, stats);
-    stats->n_zero_groups += rtn.n_zero_groups;
-    stats->n_small_scale += rtn.n_small_scale;
-    stats->n_large_scale += rtn.n_large_scale;
+    stats->n_zero_groups += grids.n_zero_groups;
+    stats->n_small_scale += grids.n_small_scale;
+    stats->n_large_scale += grids.n_large_scale;
     return QC_OK;
 }
 

@@ -59,9 +59,9 @@ typedef struct qc_gptq_result {
     bool all_rtn;       /* the input could not be prepared */
 } qc_gptq_result;
 
-/* Put w[n_rows, n] (host, finite) on the grid of the spec; the scale search weights columns by diag(H). Dead
- * columns get the code nearest to 0. Fills *rows (arrays sized by the caller, all rows at once) and adds to
- * *stats (against w; weighted by diag(H)). No row is worse than RTN's. */
+/* Put w[n_rows, n] (host, finite) on the grid of the spec; the scale search weights columns by their pivots
+ * (RTN's by diag(H)). Dead columns get the code nearest to 0. Fills *rows (arrays sized by the caller, all
+ * rows at once) and adds to *stats (against w; weighted by diag(H)). No row is worse than RTN's. */
 int qc_gptq_matrix(qc_gptq_input *input, const float *w, int64_t n_rows, const qc_quant_spec *spec,
                    qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret,
                    qc_err *err) QC_WARN_UNUSED;
