@@ -32,6 +32,11 @@ typedef struct qc_kern_bf16 {
      * tiles b, the next strip a_strip, b_strip elements further. Nothing outside c[m, n] is written. */
     void (*product)(float *c, int64_t ldc, const uint16_t *a, int64_t a_strip, const uint16_t *b,
                     int64_t b_strip, int64_t m, int64_t n, int64_t n_tiles, bool accumulate);
+    /* One row of a block of attention scores s[n], n a multiple of 32: weight i = exp(s[i] - new max),
+     * rounded, where lo <= i < hi (lo < hi), else 0, goes to element i % 32 of the row at `weights` in row
+     * tile i / 32. *state moves on; its sum is of weights before rounding. Returns exp(old max - new max). s
+     * is lost. */
+    float (*softmax)(uint16_t *weights, float *s, int64_t lo, int64_t hi, int64_t n, qc_softmax_state *state);
 } qc_kern_bf16;
 
 /* Fill *kern for a processor with the features `cpu_flags`: AMX, else AVX512-BF16, else emulation. */

@@ -2,6 +2,8 @@
 #include "kern_bf16.h"
 #include "qc_fp.h"
 
+#include <math.h>
+
 /* Element of a tile that holds row or column i and input p. */
 static int64_t place(int64_t i, int64_t p, bool column_tile)
 {
@@ -50,8 +52,27 @@ static void product_ref(float *c, int64_t ldc, const uint16_t *a, int64_t a_stri
         }
 }
 
+static float softmax_ref(uint16_t *weights, float *s, int64_t lo, int64_t hi, int64_t n,
+                         qc_softmax_state *state)
+{
+    float max = state->max;
+    for (int64_t i = lo; i < hi; i++)
+        max = s[i] > max ? s[i] : max;
+    double shrink = exp((double)state->max - (double)max), sum = shrink * (double)state->sum;
+    for (int64_t i = 0; i < n; i++) {
+        double weight = i >= lo && i < hi ? exp((double)s[i] - (double)max) : 0;
+        sum += weight;
+        weights[i / QC_BF16_INPUTS * QC_BF16_TILE + i % QC_BF16_INPUTS] = qc_f32_to_bf16((float)weight);
+    }
+    *state = (qc_softmax_state){.max = max, .sum = (float)sum};
+    return (float)shrink;
+}
+
 void qc_kern_bf16_init_ref(qc_kern_bf16 *kern)
 {
-    *kern = (qc_kern_bf16){
-        .name = "scalar", .pack_rows = pack_rows_ref, .pack_inputs = pack_inputs_ref, .product = product_ref};
+    *kern = (qc_kern_bf16){.name = "scalar",
+                           .pack_rows = pack_rows_ref,
+                           .pack_inputs = pack_inputs_ref,
+                           .product = product_ref,
+                           .softmax = softmax_ref};
 }

@@ -3,6 +3,7 @@
  * The same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED replays. */
 #include "ops_ref.h"
 
+#include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_test.h"
 #include "tol.h"
@@ -260,6 +261,106 @@ START_TEST(gram)
 }
 END_TEST
 
+/* ---- attention ---- */
+
+/* A weight of the softmax rounded to 8 significant bits: half a unit in the last, of at least 2^-8 of it. */
+#define TOL_BF16 0x1p-8
+
+typedef struct attention_args {
+    const float *q, *k, *v;
+    qc_attention_shape shape;
+} attention_args;
+
+static void run_attention(const op_call *c, qc_backend *be, float *out)
+{
+    const attention_args *a = c->args;
+    ck_assert_int_eq(be->attention(be, out, a->q, a->k, a->v, &a->shape, &err), QC_OK);
+}
+
+/* The left operand is scale * q, a float32 product, rounded. */
+static void one_attention(qc_attention_shape s, double scale_qk)
+{
+    int64_t nq = s.n_heads * s.head_dim, nk = s.n_kv_heads * s.head_dim;
+    guarded q = normal_new(s.n_tokens * nq, 1, scale_qk), k = normal_new(s.n_tokens * nk, 2, scale_qk);
+    guarded v = normal_new(s.n_tokens * nk, 3, 1), scaled = guarded_copy(&q);
+    for (int64_t i = 0; i < q.n; i++)
+        scaled.data[i] = s.scale * q.data[i];
+    guarded rq = rounded(&scaled), rk = rounded(&k), rv = rounded(&v);
+    attention_args a = {.q = q.data, .k = k.data, .v = v.data, .shape = s};
+    op_call c = {.run = run_attention,
+                 .what = "attention",
+                 .out = guarded_new(s.n_tokens * nq, 1),
+                 .rows = s.n_tokens,
+                 .cols = nq,
+                 .ld = nq,
+                 .args = &a};
+    expected e = expected_new(s.n_tokens * nq), sizes = expected_new(s.n_tokens * nq);
+    s.scale = 1;
+    ref_attention(&e, rq.data, rk.data, rv.data, &s);
+    for (int64_t i = 0; i < rv.n; i++)
+        rv.data[i] = fabsf(rv.data[i]);
+    ref_attention(&sizes, rq.data, rk.data, rv.data, &s);
+    for (int64_t i = 0; i < s.n_tokens * nq; i++)
+        e.scale[i] += TOL_BF16 * sizes.value[i];
+    check_op(&c, &e);
+    expected_free(&e);
+    expected_free(&sizes);
+    guarded *all[] = {&q, &k, &v, &scaled, &rq, &rk, &rv, &c.out};
+    for (int i = 0; i < 8; i++)
+        guarded_free(all[i]);
+}
+
+START_TEST(attention)
+{
+    static const int64_t tokens[] = {0, 1, 3, 17, 31, 33, 129, 257};
+    static const int64_t windows[] = {0, 1, 5, 64, 128, 1000};
+    for (int i = 0; i < 8; i++) {
+        int64_t t = tokens[i];
+        one_attention((qc_attention_shape){t, 2, 1, 64, windows[i % 6], 0.125f, 0}, 1);
+        one_attention((qc_attention_shape){t, 3, 3, 17, windows[(i + 1) % 6], 0.3f, 0}, 4);
+        one_attention((qc_attention_shape){t, 1, 1, 1, windows[(i + 2) % 6], 1, 0}, 1);
+        one_attention((qc_attention_shape){t, 2, 2, 31, windows[(i + 3) % 6], 0.2f, 30}, 3);
+        one_attention((qc_attention_shape){t, 4, 2, 80, windows[(i + 4) % 6], 0.1f, 50}, 2);
+    }
+    one_attention((qc_attention_shape){576, 3, 1, 33, 0, 0.2f, 0}, 1);
+    one_attention((qc_attention_shape){576, 2, 2, 8, 300, 0.2f, 0}, 1);
+    one_attention((qc_attention_shape){200, 2, 1, 64, 0, 0.125f, 0}, 100); /* far beyond the range of exp */
+    qc_attention_shape bad = {8, 3, 2, 8, 0, 1, 0};
+    ck_assert_int_eq(backends[0][0]->attention(backends[0][0], NULL, NULL, NULL, NULL, &bad, &err),
+                     QC_E_UNSUPPORTED);
+}
+END_TEST
+
+/* A NaN in a query, key or value reaches every query that sees it; queries of earlier groups of 32 stay as
+ * they are. */
+START_TEST(attention_not_finite)
+{
+    enum { T = 300, D = 20, AT = 131 };
+    qc_attention_shape s = {T, 1, 1, D, 0, 0.25f, 0};
+    for (int which = 0; which < 3; which++) {
+        guarded in[3] = {normal_new(T * D, 0, 1), normal_new(T * D, 0, 1), normal_new(T * D, 0, 1)};
+        in[which].data[AT * D + 7] = NAN;
+        attention_args a = {.q = in[0].data, .k = in[1].data, .v = in[2].data, .shape = s};
+        op_call c = {.args = &a};
+        for (int m = 0; m < N_MASKS; m++) {
+            guarded out = guarded_new(T * D, 0);
+            run_attention(&c, backends[m][0], out.data);
+            for (int t = 0; t < T; t++) {
+                bool hit = which == 0 ? t == AT : t >= AT, free_to_differ = which == 2 && t >= AT / 32 * 32;
+                int got = isnan(out.data[t * D + 7]) != 0;
+                ck_assert_msg(got == hit || (free_to_differ && !hit), "input %d: row %d is%s NaN (mask '%s')",
+                              which, t, got ? "" : " not", masks[m]);
+            }
+            guarded_free(&out);
+        }
+        for (int i = 0; i < 3; i++)
+            guarded_free(&in[i]);
+    }
+}
+END_TEST
+
+/* ---- values that are not finite, rounding ---- */
+
 /* Where a NaN goes in and nowhere else; an infinity likewise. A value that rounds beyond the largest bfloat16
  * becomes infinite. */
 START_TEST(linear_not_finite)
@@ -334,11 +435,55 @@ START_TEST(rounding)
 }
 END_TEST
 
+/* Fail every allocation of a backend's life in turn: a clean message each time (leaks show under ASan). */
+static int whole_life(qc_pool *pool)
+{
+    enum { N = 40 };
+    qc_err e = {0};
+    qc_backend *be = NULL;
+    qc_weight *w = NULL;
+    float x[N * N] = {0}, y[N * N] = {0};
+    linear_args a = {.w = x, .n_out = N, .n_in = N};
+    qc_attention_shape s = {N, 2, 1, N / 2, 0, 1, 0};
+    int rc = qc_backend_cpu_new(pool, QC_COMPUTE_BF16, &be, &e);
+    if (rc == QC_OK)
+        rc = be->weight_load(be, N, N, fetch_rows, &a, &w, &e);
+    if (rc == QC_OK)
+        rc = be->linear(be, y, N, x, N, w, NULL, N, false, &e);
+    if (rc == QC_OK)
+        rc = be->gram(be, y, x, N, NULL, 0, N, N, 1, &e);
+    if (rc == QC_OK)
+        rc = be->attention(be, y, x, x, x, &s, &e);
+    if (be)
+        be->weight_free(be, w);
+    qc_backend_close(be);
+    ck_assert(rc == QC_OK || (rc == e.code && e.msg[0]));
+    return rc;
+}
+
+START_TEST(alloc_failures)
+{
+    ck_assert_int_eq(qc_cpu_set_mask("", &err), QC_OK);
+    qc_alloc_fail_at(0);
+    ck_assert_int_eq(whole_life(pools[1]), QC_OK);
+    long n = qc_alloc_fail_at(0);
+    ck_assert_int_ge(n, 6);
+    for (long i = 1; i <= n; i++) {
+        qc_alloc_fail_at(i);
+        ck_assert_int_eq(whole_life(pools[1]), QC_E_RESOURCE);
+    }
+    qc_alloc_fail_at(0);
+}
+END_TEST
+
 int main(void)
 {
     const test_case cases[] = {
         {"linear", linear},
         {"linear_not_finite", linear_not_finite},
+        {"attention", attention},
+        {"attention_not_finite", attention_not_finite},
+        {"alloc_failures", alloc_failures},
         {"gram", gram},
         {"rounding", rounding},
     };

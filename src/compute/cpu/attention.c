@@ -151,14 +151,20 @@ static void tile_task(void *ctx, int64_t task, int thread)
         kern->scale(j->out + (q0 + i) * ld + head * dim, t.acc + i * dim, 1 / t.state[i].sum, dim);
 }
 
+int qc_cpu_check_attention(const qc_attention_shape *shape, qc_err *err)
+{
+    if (shape->n_kv_heads >= 1 && shape->n_heads >= 1 && shape->n_heads % shape->n_kv_heads == 0 &&
+        shape->head_dim >= 1)
+        return QC_OK;
+    return qc_fail(err, QC_E_UNSUPPORTED, "attention with %lld heads of %lld on %lld key heads",
+                   (long long)shape->n_heads, (long long)shape->head_dim, (long long)shape->n_kv_heads);
+}
+
 int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k, const float *v,
                      const qc_attention_shape *shape, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
-    if (shape->n_kv_heads < 1 || shape->n_heads < 1 || shape->n_heads % shape->n_kv_heads != 0 ||
-        shape->head_dim < 1)
-        return qc_fail(err, QC_E_UNSUPPORTED, "attention with %lld heads of %lld on %lld key heads",
-                       (long long)shape->n_heads, (long long)shape->head_dim, (long long)shape->n_kv_heads);
+    QC_TRY(qc_cpu_check_attention(shape, err));
     int64_t dim = shape->head_dim, nr = cb->kern.nr, n_threads = qc_pool_size(cb->pool);
     attention_job j = {.cb = cb, .out = out, .q = q, .k = k, .v = v, .s = shape};
     j.n_blocks = qc_ceil_div(shape->n_tokens, BLOCK_KEYS);

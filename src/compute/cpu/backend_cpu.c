@@ -247,6 +247,7 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
     if (compute == QC_COMPUTE_BF16) {
         cb->be.linear = qc_cpu_linear_bf16;
         cb->be.gram = qc_cpu_gram_bf16;
+        cb->be.attention = qc_cpu_attention_bf16;
     }
     *ret = &cb->be;
     return QC_OK;

@@ -36,6 +36,8 @@ int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t
                   const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k, const float *v,
                      const qc_attention_shape *shape, qc_err *err);
+/* QC_E_UNSUPPORTED unless the shape makes sense. */
+int qc_cpu_check_attention(const qc_attention_shape *shape, qc_err *err);
 int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const float *logits_b, int64_t ld,
                  const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
                  qc_err *err);
@@ -43,6 +45,8 @@ int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const 
 int qc_cpu_linear_bf16(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
                        const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 
+int qc_cpu_attention_bf16(qc_backend *be, float *out, const float *q, const float *k, const float *v,
+                          const qc_attention_shape *shape, qc_err *err);
 int qc_cpu_gram_bf16(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
                      int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
 

@@ -103,11 +103,22 @@ static void pack_rows_emulated(uint16_t *dst, const float *src, int64_t lds, int
     }
 }
 
+static float softmax_emulated(uint16_t *weights, float *s, int64_t lo, int64_t hi, int64_t n,
+                              qc_softmax_state *state)
+{
+    float shrink = softmax_simd(s, lo, hi, n, state);
+    for (int64_t t = 0; t < n; t += QC_BF16_INPUTS, s += QC_BF16_INPUTS, weights += QC_BF16_TILE)
+        for (int i = 0; i < QC_BF16_INPUTS; i++)
+            weights[i] = qc_f32_to_bf16(s[i]);
+    return shrink;
+}
+
 static void kern_bf16_slots(qc_kern_bf16 *kern, const char *name)
 {
     kern->name = name;
     kern->pack_rows = pack_rows_emulated;
     kern->product = product_emulated;
+    kern->softmax = softmax_emulated;
 }
 
 #endif
