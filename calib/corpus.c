@@ -1,6 +1,5 @@
 #include "corpus_internal.h"
 
-#include "eval.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
 #include "qc_rng.h"
@@ -131,6 +130,28 @@ int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, q
             "tokens as inputs are advisable",
             (long long)n, (long long)widest);
     return QC_OK;
+}
+
+int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_backend *be,
+                         const qc_eval_options *options, double limit, qc_event_list *events, double *ret,
+                         qc_err *err)
+{
+    enum { ENOUGH = 2048 };
+    int64_t n = qc_min_i64(corpus->n_windows, qc_ceil_div(ENOUGH, corpus->length)), lengths[ENOUGH / 2];
+    for (int64_t i = 0; i < n; i++)
+        lengths[i] = corpus->length; /* at least 2 */
+    qc_windows windows = {.ids = corpus->ids, .lengths = lengths, .n_windows = n, .length = corpus->length};
+    qc_evaluation e;
+    QC_TRY(qc_evaluate(be, NULL, model, &windows, options, &e, err));
+    *ret = e.ppl;
+    qc_evaluation_clear(&e);
+    if (limit <= 0 || *ret <= limit)
+        return QC_OK;
+    return qc_event_add(
+        events, QC_EVENT_NOTE, "calibration_perplexity", model->src->path, 1, err,
+        "perplexity %.4g of the unquantized model on the calibration text, expected at most %.4g: "
+        "checkpoint, config or tokenizer may not belong together",
+        *ret, limit);
 }
 
 bool qc_corpus_preset(const char *name, int64_t *ret_windows, int64_t *ret_length)

@@ -2,6 +2,7 @@
 #ifndef QC_CORPUS_H
 #define QC_CORPUS_H
 
+#include "eval.h"
 #include "qc_err.h"
 #include "qc_result.h"
 #include "qc_source.h"
@@ -55,6 +56,13 @@ void qc_corpus_clear(qc_corpus *corpus);
  * full rank and damping does the rest), or all tokens equal. */
 int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, qc_event_list *events,
                     qc_err *err) QC_WARN_UNUSED;
+
+/* Perplexity of a model on the first windows (up to one window more than 2,048 tokens hold): a look at
+ * whether checkpoint, config and tokenizer belong together before hours are spent on them. Above `limit` (0 =
+ * none) an event `calibration_perplexity` says so. */
+int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_backend *be,
+                         const qc_eval_options *options, double limit, qc_event_list *events, double *ret,
+                         qc_err *err) QC_WARN_UNUSED;
 
 /* Windows and length by name: "quick" 16 x 512, "standard" 128 x 2048, "thorough" 256 x 2048. A model that
  * takes fewer positions needs a shorter length. */

@@ -43,8 +43,8 @@ int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_blo
                     qc_err *err) QC_WARN_UNUSED;
 void qc_hessian_clear(qc_hessian *hs);
 
-/* Take tokens x[n_tokens, n] (backend memory, stride ldx). How the tokens are cut into calls makes no
- * difference. */
+/* Take tokens x[n_tokens, n] (backend memory, stride ldx). Other cuts into calls may give other last bits (of
+ * H: except at multiples of 512 tokens), so every user adds one window at a time. */
 int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
 
 /* Close the block being filled, be it full or not: `parts` then hold all tokens. Behind a block that is not
