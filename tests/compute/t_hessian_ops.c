@@ -1,80 +1,9 @@
 /* Operations of calibration and rounding (gram .. hessian_error) of the CPU backend, for every instruction
  * set this processor has, against float64 formulas and the equations of the papers; the same bits for 1, 2
  * and 7 threads. QC_TEST_SEED replays. */
-#include "ops_ref.h"
+#include "ops_env.h"
 
-#include "qc_alloc.h"
-#include "qc_cpu.h"
-#include "qc_test.h"
 #include "tol.h"
-
-static const char *const masks[] = {"", "avx512", "all"};
-static const int pool_sizes[] = {1, 2, 7};
-#define N_MASKS 3
-#define N_POOLS 3
-
-static qc_pool *pools[N_POOLS];
-static qc_backend *backends[N_MASKS][N_POOLS];
-static qc_rng rng;
-static qc_err err;
-
-static void setup(void)
-{
-    const char *text = getenv("QC_TEST_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 0) : 20260711;
-    printf("seed %llu\n", (unsigned long long)seed);
-    qc_rng_seed(&rng, seed);
-    for (int p = 0; p < N_POOLS; p++)
-        ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
-    for (int m = 0; m < N_MASKS; m++) {
-        ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
-        for (int p = 0; p < N_POOLS; p++)
-            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_F32, &backends[m][p], &err) == QC_OK, "%s",
-                          err.msg);
-    }
-}
-
-static void teardown(void)
-{
-    for (int m = 0; m < N_MASKS; m++)
-        for (int p = 0; p < N_POOLS; p++)
-            qc_backend_close(backends[m][p]);
-    for (int p = 0; p < N_POOLS; p++)
-        qc_pool_free(pools[p]);
-}
-
-static guarded normal_new(int64_t n, int skew, double scale)
-{
-    guarded g = guarded_new(n, skew);
-    guarded_normal(&g, &rng, scale);
-    return g;
-}
-
-/* NaN is equal to NaN. */
-static int close_to(double got, double want, double tol)
-{
-    if (isnan(want) || isinf(want))
-        return (isnan(want) && isnan(got)) || got == want;
-    return fabs(got - want) <= tol;
-}
-
-static int same_bits(const void *a, const void *b, int64_t n_floats)
-{
-    return memcmp(a, b, (size_t)n_floats * sizeof(float)) == 0;
-}
-
-/* The result of a call must be the same as that of pool 0, kept in *first. */
-static void check_same(guarded *first, guarded *got, int p, const char *what, const char *mask)
-{
-    ck_assert_msg(guarded_intact(got), "%s: wrote outside its output (mask '%s')", what, mask);
-    if (p == 0) {
-        *first = *got;
-        return;
-    }
-    ck_assert_msg(same_bits(first->data, got->data, got->n),
-                  "%s: %d threads give other bits than one (mask '%s')", what, pool_sizes[p], mask);
-    guarded_free(got);
-}
 
 /* ---- gram, mirror ---- */
 
@@ -285,29 +214,6 @@ END_TEST
 
 /* ---- factor ---- */
 
-/* h[n, n] full: sum over t tokens of correlated inputs, plus damping of the mean diagonal. */
-static guarded hessian_new(int64_t n, int64_t t, double damp)
-{
-    guarded h = guarded_new(n * n, 0);
-    double *sum = calloc((size_t)(n * n) + 1, sizeof *sum), *x = calloc((size_t)n + 1, sizeof *x), mean = 0;
-    for (int64_t r = 0; r < t; r++) {
-        double common = qc_rng_normal(&rng);
-        for (int64_t i = 0; i < n; i++)
-            x[i] = qc_rng_normal(&rng) + 0.8 * common + (i > 0 ? 0.5 * x[i - 1] : 0);
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j <= i; j++)
-                sum[i * n + j] += x[i] * x[j] * (double)((1 + i % 5) * (1 + j % 5));
-    }
-    for (int64_t i = 0; i < n; i++)
-        mean += sum[i * n + i] / (double)n;
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j <= i; j++)
-            h.data[i * n + j] = h.data[j * n + i] = (float)(sum[i * n + j] + (i == j ? damp * mean : 0));
-    free(sum);
-    free(x);
-    return h;
-}
-
 /* sum_j M_ji d_j M_jl over j >= max(i, l), M_jj = 1, is a again. */
 static void check_factor(const float *f, const double *pivots, const guarded *a, int64_t n, const char *mask)
 {
@@ -324,7 +230,7 @@ static void check_factor(const float *f, const double *pivots, const guarded *a,
 
 static void one_factor(int64_t n, double damp)
 {
-    guarded a = hessian_new(n, n + 3, damp);
+    guarded a = hessian_new(n, damp);
     double *pivots = calloc((size_t)n + 1, sizeof *pivots);
     for (int m = 0; m < N_MASKS; m++) {
         guarded first = {0};
@@ -363,17 +269,5 @@ int main(void)
         {"quantize_acts", quantize_acts},
         {"factor", factor},
     };
-    Suite *s = suite_create("hessian_ops");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TCase *tc = tcase_create(cases[i].name);
-        tcase_set_timeout(tc, 120);
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, cases[i].fn);
-        suite_add_tcase(s, tc);
-    }
-    SRunner *sr = srunner_create(s);
-    srunner_run_all(sr, CK_ENV);
-    int failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? 1 : 0;
+    return ops_run("hessian_ops", cases, sizeof cases / sizeof cases[0]);
 }
