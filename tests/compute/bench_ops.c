@@ -7,6 +7,7 @@
 
 #include <cblas.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,6 +249,147 @@ static void bench_others(void)
     free(a.targets);
 }
 
+/* ---- calibration and rounding: n inputs, `rows` outputs or tokens ---- */
+
+enum { ROWS = 768, GROUP = 128 };
+
+typedef struct hessian_args {
+    int64_t n, tokens;
+    float *a, *h, *work; /* [tokens, n], [n, n] well conditioned and full, [n, n] */
+    float *inv;          /* [n] 1 / diagonal */
+    double *pivots, *ret;
+    qc_grid grid;
+    qc_round_rows rows;
+} hessian_args;
+
+static void run_gram(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->gram(be, a->work, a->a, a->n, NULL, 0, a->tokens, a->n, 1, NULL);
+}
+
+static void run_gram_full(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->gram(be, a->work, a->a, a->n, a->a, a->n, a->tokens, a->n, 1, NULL);
+}
+
+static void run_stats(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->column_stats(be, a->work, a->work + a->n, a->a, a->n, a->tokens, a->n, NULL);
+}
+
+static void run_acts(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->quantize_acts(be, a->a, a->n, a->a, a->n, a->tokens, a->n, 8, 0, NULL);
+}
+
+static void run_factor(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    int64_t bad;
+    memcpy(a->work, a->h, (size_t)(a->n * a->n) * sizeof(float));
+    be->factor(be, a->work, a->n, a->pivots, &bad, NULL);
+}
+
+static void run_mirror(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->mirror(be, a->work, a->n, NULL);
+}
+
+static void run_solve(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->factor_solve(be, a->h, a->pivots, a->rows.error, ROWS, a->n, NULL);
+}
+
+static void run_sweep(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->round_sweep(be, a->h, a->inv, true, &a->grid, &a->rows, NULL);
+}
+
+static void run_descent(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->round_sweep(be, a->h, a->inv, false, &a->grid, &a->rows, NULL);
+}
+
+static void run_refit(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->refit_scales(be, a->h, &a->grid, &a->rows, NULL);
+}
+
+static void run_hessian_error(qc_backend *be, void *args)
+{
+    hessian_args *a = args;
+    be->hessian_error(be, a->h, a->rows.error, ROWS, a->n, a->ret, NULL);
+}
+
+static void hessian_args_new(hessian_args *a, int64_t n)
+{
+    int64_t n_groups = n / GROUP + 1;
+    *a = (hessian_args){.n = n, .tokens = TOKENS, .a = random_floats(TOKENS * n), .h = random_floats(n * n)};
+    a->work = random_floats(n * n);
+    a->inv = random_floats(n);
+    a->pivots = calloc((size_t)n, sizeof(double));
+    a->ret = calloc(ROWS, sizeof(double));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < i; j++)
+            a->h[j * n + i] = a->h[i * n + j] *= 1e-2f;
+        a->h[i * n + i] = 1;
+        a->inv[i] = 0.5f;
+        a->pivots[i] = 1;
+    }
+    a->grid = (qc_grid){QC_GRID_AFFINE, 4, true, GROUP, QC_DT_F16};
+    a->rows = (qc_round_rows){.n_rows = ROWS, .n_cols = n, .target = random_floats(ROWS * n)};
+    a->rows.error = random_floats(ROWS * n);
+    a->rows.codes = calloc((size_t)(ROWS * n), 1);
+    a->rows.scales = random_floats(ROWS * n_groups);
+    for (int64_t i = 0; i < ROWS * n_groups; i++)
+        a->rows.scales[i] = 0.0625f;
+}
+
+static void hessian_args_free(hessian_args *a)
+{
+    float *all[] = {a->a,          a->h,          a->work, a->inv, (float *)(uintptr_t)a->rows.target,
+                    a->rows.error, a->rows.scales};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        backends[0]->free(backends[0], all[i]);
+    free(a->pivots);
+    free(a->ret);
+    free(a->rows.codes);
+}
+
+static void bench_hessian(int64_t n)
+{
+    hessian_args a;
+    char shape[64];
+    double square = 1e-9 * (double)n * (double)n, values = 1e-9 * TOKENS * (double)n;
+    hessian_args_new(&a, n);
+    for (a.tokens = TOKENS; a.tokens >= 512; a.tokens /= 4) {
+        snprintf(shape, sizeof shape, "T%lld K%lld", (long long)a.tokens, (long long)n);
+        report(&(bench){"gram", shape, "GFLOP/s", (double)a.tokens * square, run_gram, &a, 0});
+        report(&(bench){"gram2", shape, "GFLOP/s", 2 * (double)a.tokens * square, run_gram_full, &a, 0});
+    }
+    a.tokens = TOKENS;
+    snprintf(shape, sizeof shape, "n%lld rows %d", (long long)n, ROWS);
+    report(&(bench){"stats", shape, "GB/s", 4 * values, run_stats, &a, 0});
+    report(&(bench){"acts", shape, "GB/s", 8 * values, run_acts, &a, 0});
+    report(&(bench){"factor", shape, "GFLOP/s", (double)n * square / 3, run_factor, &a, 0});
+    report(&(bench){"mirror", shape, "GB/s", 4 * square, run_mirror, &a, 0});
+    report(&(bench){"solve", shape, "GFLOP/s", 2 * ROWS * square, run_solve, &a, 0});
+    report(&(bench){"sweep", shape, "GFLOP/s", ROWS * square, run_sweep, &a, 0});
+    report(&(bench){"descent", shape, "GFLOP/s", 2 * ROWS * square, run_descent, &a, 0});
+    report(&(bench){"refit", shape, "GFLOP/s", 2 * ROWS * square, run_refit, &a, 0});
+    report(&(bench){"herror", shape, "GFLOP/s", 2 * ROWS * square, run_hessian_error, &a, 0});
+    hessian_args_free(&a);
+}
+
 int main(int argc, char **argv)
 {
     static const int64_t shapes[][2] = {{576, 192},   {576, 576},   {576, 1536},  {1536, 576}, {576, 4096},
@@ -272,6 +414,9 @@ int main(int argc, char **argv)
     bench_gram(1536);
     bench_gram(3072);
     bench_others();
+    static const int64_t dims[] = {576, 1024, 1536, 2048, 3072};
+    for (int i = 0; i < 5; i++)
+        bench_hessian(dims[i]);
     for (int i = 0; i < n_backends; i++)
         qc_backend_close(backends[i]);
     qc_pool_free(pool);
