@@ -18,25 +18,32 @@ typedef struct qc_softmax_state {
     float max, sum;
 } qc_softmax_state;
 
-/* Some columns of nr rows in work by round_sweep; all panels are [columns, nr] or [groups, nr]. Every
- * instruction set rounds alike: code = clamp(nearest even(t / scale) + zero), value = scale * (code - zero)
- * without fused operations; a NaN gets code 0. */
+/* Some columns of n_panels panels of rows in work by round_sweep; all panels are [columns, nr] or [groups,
+ * nr] and `..._step` floats apart. Every instruction set rounds alike: code = clamp(nearest even(t / scale) +
+ * zero), value = scale * (code - zero) without fused operations; a NaN gets code 0. */
 typedef struct qc_round_part {
-    int64_t n_cols;
+    int64_t n_cols, n_panels;
     const float *c; /* [n_cols, n_cols], stride ldc: coefficients among these columns */
     int64_t ldc;
     const float *inv; /* [n_cols], NULL: 1 */
-    /* Not NULL: a sweep over codes that exist. change[n_cols, nr] = new error - old error; a code stays
-     * unless another is nearer to t. */
-    float *change;
-    const float *scales, *zeros; /* panels of groups */
-    const int32_t *group_of;     /* [n_cols] */
-    float qmax;                  /* largest code */
+    float qmax;       /* largest code */
+
+    const float *scales, *zeros;
+    int64_t grid_step;
+    const int32_t *group_of; /* [n_cols] */
+
     const float *target;
-    float *sum; /* sum_i c[j, i] e_i without the columns of this part (forward) or of the errors before the
-                 * changes in this part (else, the diagonal included); overwritten */
     float *error;
-    uint8_t *codes; /* [n_cols, nr] */
+    int64_t row_step;
+
+    /* sum_i c[j, i] e_i without the columns of this part (forward), or with all errors as they were before
+     * this part (else; the diagonal included); overwritten. */
+    float *sum;
+    float *codes; /* integers */
+    /* Not NULL: a sweep over codes that exist. change = new error - old error; a code stays unless another is
+     * nearer to t. */
+    float *change;
+    int64_t block_step;
 } qc_round_part;
 
 typedef struct qc_kern {
@@ -86,7 +93,7 @@ typedef struct qc_kern {
                          int64_t n);
     /* One group of quantize_acts: codes -qmax .. qmax; y may be x. NaN stays NaN. */
     void (*quantize_act)(float *y, const float *x, int64_t n, float qmax);
-    /* Round the columns of a part one after the other, nr rows at once. */
+    /* Round the columns of a part one after the other. */
     void (*round_part)(const qc_round_part *part);
 
     /* As the operation of backend.h, for one row: codes[n_cols], scales and (unless symmetric)

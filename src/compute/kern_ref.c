@@ -160,37 +160,50 @@ static void quantize_act_ref(float *y, const float *x, int64_t n, float qmax)
     }
 }
 
-/* One column of one row: new error, and the code. */
-static float round_one(float t, float target, float scale, float zero, float qmax, bool keep, uint8_t *code)
+/* code - zero of one column of one row; old: the code it has, or NULL. */
+static float round_one(float t, float scale, float zero, float qmax, const float *old)
 {
     float lo = -zero, hi = qmax - zero, p = rintf(t / scale);
     p = p > lo ? p : lo;
     p = p < hi ? p : hi;
-    if (keep) {
-        float old = (float)*code - zero;
-        if (fabsf(t - scale * old) <= fabsf(t - scale * p))
-            p = old;
-    }
-    *code = (uint8_t)(p + zero);
-    return target - scale * p;
+    if (old && fabsf(t - scale * (*old - zero)) <= fabsf(t - scale * p))
+        p = *old - zero;
+    return p;
 }
 
-static void round_part_ref(const qc_round_part *b)
+/* Column j of one row, whose first column is at the start of each panel of *b. */
+static void round_column(const qc_round_part *b, int64_t j)
 {
-    for (int64_t j = 0; j < b->n_cols; j++)
-        for (int64_t r = 0; r < NR_REF; r++) {
-            int64_t at = j * NR_REF + r, g = b->group_of[j] * NR_REF + r;
-            float old = b->change ? b->error[at] : 0;
-            float sum = b->change ? b->sum[at] - b->c[j * b->ldc + j] * old : b->sum[at];
-            float t = b->target[at] + (b->inv ? b->inv[j] * sum : sum);
-            float e = round_one(t, b->target[at], b->scales[g], b->zeros[g], b->qmax, b->change != NULL,
-                                &b->codes[at]);
-            b->error[at] = e;
-            if (b->change)
-                b->change[at] = e - old;
-            for (int64_t i = j + 1; i < b->n_cols; i++)
-                b->sum[i * NR_REF + r] += b->c[i * b->ldc + j] * (e - old);
-        }
+    int64_t at = j * NR_REF, g = b->group_of[j] * NR_REF;
+    float old = b->change ? b->error[at] : 0;
+    float sum = b->change ? b->sum[at] - b->c[j * b->ldc + j] * old : b->sum[at];
+    float t = b->target[at] + (b->inv ? b->inv[j] * sum : sum);
+    float p = round_one(t, b->scales[g], b->zeros[g], b->qmax, b->change ? &b->codes[at] : NULL);
+    float e = b->target[at] - b->scales[g] * p;
+    b->codes[at] = p + b->zeros[g];
+    b->error[at] = e;
+    if (b->change)
+        b->change[at] = e - old;
+    for (int64_t i = j + 1; i < b->n_cols; i++)
+        b->sum[i * NR_REF] += b->c[i * b->ldc + j] * (e - old);
+}
+
+static void round_part_ref(const qc_round_part *part)
+{
+    for (int64_t i = 0; i < part->n_panels * NR_REF; i++) {
+        int64_t p = i / NR_REF, r = i % NR_REF;
+        qc_round_part row = *part;
+        row.scales += p * part->grid_step + r;
+        row.zeros += p * part->grid_step + r;
+        row.target += p * part->row_step + r;
+        row.error += p * part->row_step + r;
+        row.sum += p * part->block_step + r;
+        row.codes += p * part->block_step + r;
+        if (part->change)
+            row.change += p * part->block_step + r;
+        for (int64_t j = 0; j < part->n_cols; j++)
+            round_column(&row, j);
+    }
 }
 
 void qc_kern_init_ref(qc_kern *kern)

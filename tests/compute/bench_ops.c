@@ -137,31 +137,6 @@ static void bench_linear(int64_t k, int64_t n)
     backends[0]->free(backends[0], a.y);
 }
 
-/* ---- gram ---- */
-
-typedef struct gram_args {
-    float *h, *x;
-    int64_t n;
-} gram_args;
-
-static void run_gram(qc_backend *be, void *args)
-{
-    gram_args *a = args;
-    if (be->gram)
-        be->gram(be, a->h, a->x, a->n, NULL, 0, TOKENS, a->n, 1, NULL);
-}
-
-/* Multiply-adds of the triangle. */
-static void bench_gram(int64_t n)
-{
-    char shape[64];
-    snprintf(shape, sizeof shape, "T%d K%lld", TOKENS, (long long)n);
-    gram_args a = {.h = random_floats(n * n), .x = random_floats(TOKENS * n), .n = n};
-    report(&(bench){"gram", shape, "GFLOP/s", 1e-9 * TOKENS * (double)n * (double)(n + 1), run_gram, &a, 0});
-    backends[0]->free(backends[0], a.h);
-    backends[0]->free(backends[0], a.x);
-}
-
 /* ---- the others ---- */
 
 typedef struct op_args {
@@ -410,9 +385,6 @@ int main(int argc, char **argv)
         printf("%s\n", qc_cpu_describe());
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         bench_linear(shapes[i][0], shapes[i][1]);
-    bench_gram(576);
-    bench_gram(1536);
-    bench_gram(3072);
     bench_others();
     static const int64_t dims[] = {576, 1024, 1536, 2048, 3072};
     for (int i = 0; i < 5; i++)

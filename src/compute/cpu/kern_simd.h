@@ -516,49 +516,52 @@ INLINE vf v_select(vmask mask, vf a, vf b)
     return (vf)((mask & (vmask)a) | (~mask & (vmask)b));
 }
 
-/* Columns come one after the other, so the vectors of a row of a panel are what runs side by side. */
-INLINE void round_columns(const qc_round_part *b, bool again)
+/* Column j of panel q. */
+INLINE void round_column(const qc_round_part *b, int64_t j, int64_t q, bool again)
 {
-    vf qmax = v_set1(b->qmax), change[NRV];
-    for (int64_t j = 0; j < b->n_cols; j++) {
-        vf inv = v_set1(b->inv ? b->inv[j] : 1), diagonal = v_set1(b->c[j * b->ldc + j]);
+    vf qmax = v_set1(b->qmax), inv = v_set1(b->inv ? b->inv[j] : 1), change[NRV];
+    const float *scales = b->scales + q * b->grid_step + b->group_of[j] * NR;
+    const float *zeros = b->zeros + q * b->grid_step + b->group_of[j] * NR;
+    const float *targets = b->target + q * b->row_step + j * NR;
+    float *errors = b->error + q * b->row_step + j * NR, *sums = b->sum + q * b->block_step;
+    float *codes = b->codes + q * b->block_step + j * NR;
+#pragma GCC unroll 4
+    for (int v = 0; v < NRV; v++) {
+        vf scale = v_load(scales + v * VL), zero = v_load(zeros + v * VL), target = v_load(targets + v * VL);
+        vf sum = v_load(sums + j * NR + v * VL), before = v_set1(0);
+        if (again) {
+            before = v_load(errors + v * VL);
+            sum -= v_set1(b->c[j * b->ldc + j]) * before;
+        }
+        vf t = target + inv * sum;
+        vf p = v_min(v_max(v_round(t / scale), v_set1(0) - zero), qmax - zero);
+        if (again) {
+            vf old = v_load(codes + v * VL) - zero;
+            p = v_select((vmask)(v_abs(t - scale * old) <= v_abs(t - scale * p)), old, p);
+        }
+        vf error = target - scale * p;
+        change[v] = error - before;
+        v_store(codes + v * VL, p + zero);
+        v_store(errors + v * VL, error);
+        if (again)
+            v_store(b->change + q * b->block_step + j * NR + v * VL, change[v]);
+    }
+    for (int64_t i = j + 1; i < b->n_cols; i++) {
+        vf c = v_set1(b->c[i * b->ldc + j]);
 #pragma GCC unroll 4
         for (int v = 0; v < NRV; v++) {
-            int64_t at = j * NR + v * VL, g = b->group_of[j] * NR + v * VL;
-            vf scale = v_load(b->scales + g), zero = v_load(b->zeros + g), target = v_load(b->target + at);
-            vf sum = v_load(b->sum + at), before = v_set1(0);
-            if (again) {
-                before = v_load(b->error + at);
-                sum -= diagonal * before;
-            }
-            vf t = target + inv * sum;
-            vf p = v_min(v_max(v_round(t / scale), v_set1(0) - zero), qmax - zero);
-            if (again) {
-                float code[VL];
-                for (int l = 0; l < VL; l++)
-                    code[l] = b->codes[at + l];
-                vf old = v_load(code) - zero;
-                p = v_select((vmask)(v_abs(t - scale * old) <= v_abs(t - scale * p)), old, p);
-            }
-            vf error = target - scale * p;
-            change[v] = error - before;
-            v_store(b->error + at, error);
-            if (again)
-                v_store(b->change + at, change[v]);
-            float code[VL];
-            v_store(code, p + zero);
-            for (int l = 0; l < VL; l++)
-                b->codes[at + l] = (uint8_t)code[l];
-        }
-        for (int64_t i = j + 1; i < b->n_cols; i++) {
-            vf c = v_set1(b->c[i * b->ldc + j]);
-#pragma GCC unroll 4
-            for (int v = 0; v < NRV; v++) {
-                float *sum = b->sum + i * NR + v * VL;
-                v_store(sum, v_fma(c, change[v], v_load(sum)));
-            }
+            float *sum = sums + i * NR + v * VL;
+            v_store(sum, v_fma(c, change[v], v_load(sum)));
         }
     }
+}
+
+/* A column waits for the one before it: the panels, which do not, are what runs side by side. */
+INLINE void round_columns(const qc_round_part *b, bool again)
+{
+    for (int64_t j = 0; j < b->n_cols; j++)
+        for (int64_t q = 0; q < b->n_panels; q++)
+            round_column(b, j, q, again);
 }
 
 static void round_part_simd(const qc_round_part *part)

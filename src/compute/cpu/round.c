@@ -12,7 +12,7 @@
 /* BLOCK columns between two products with everything outside; products take DEPTH coefficients of a row at a
  * time: a panel of that depth takes 32 KiB. A task has at most MAX_PANELS panels, fewer where that would
  * leave less than MIN_TASKS tasks. COPY_LD, CACHE_PERIOD: see tile_block of linear.c. */
-enum { BLOCK = 128, DEPTH = 256, MAX_PANELS = 4, MIN_TASKS = 16, COPY_LD = DEPTH + 16, CACHE_PERIOD = 1024 };
+enum { BLOCK = 128, DEPTH = 256, MAX_PANELS = 4, MIN_TASKS = 8, COPY_LD = DEPTH + 16, CACHE_PERIOD = 1024 };
 
 typedef struct round_job {
     const qc_kern *kern;
@@ -35,19 +35,17 @@ typedef struct round_job {
 /* The rows of one task in the memory of its thread. */
 typedef struct panel_set {
     int64_t row0, n_rows, n_panels;
-    float *error, *target; /* [panels, n, nr] */
-    float *steps;          /* code - zero: [panels, n, nr] */
-    float *scales, *zeros; /* [panels, n_groups, nr] */
-    float *sum, *other;    /* [panels, BLOCK, nr] */
-    float *copy;           /* [BLOCK, COPY_LD] */
-    uint8_t *codes;        /* [BLOCK, nr] */
+    float *error, *target;      /* [panels, n, nr] */
+    float *steps;               /* code - zero: [panels, n, nr] */
+    float *scales, *zeros;      /* [panels, n_groups, nr] */
+    float *sum, *other, *codes; /* [panels, BLOCK, nr] */
+    float *copy;                /* [BLOCK, COPY_LD] */
 } panel_set;
 
 static int64_t thread_elems(const round_job *job)
 {
     int64_t nr = job->kern->nr, p = job->panels_per_task;
-    return job->n_kept * p * job->n * nr + 2 * p * job->n_groups * nr + 2 * p * BLOCK * nr + BLOCK * COPY_LD +
-           BLOCK * nr / (int64_t)sizeof(float);
+    return job->n_kept * p * job->n * nr + 2 * p * job->n_groups * nr + 3 * p * BLOCK * nr + BLOCK * COPY_LD;
 }
 
 static panel_set panels_of(const round_job *job, int64_t task, int thread)
@@ -62,8 +60,8 @@ static panel_set panels_of(const round_job *job, int64_t task, int thread)
     s.zeros = s.scales + p * job->n_groups * nr;
     s.sum = s.zeros + p * job->n_groups * nr;
     s.other = s.sum + p * BLOCK * nr;
-    s.copy = s.other + p * BLOCK * nr;
-    s.codes = (uint8_t *)(s.copy + BLOCK * COPY_LD);
+    s.codes = s.other + p * BLOCK * nr;
+    s.copy = s.codes + p * BLOCK * nr;
     return s;
 }
 
@@ -128,51 +126,66 @@ static void product(const round_job *job, const panel_set *s, float *sum, const 
     }
 }
 
-static void load_codes(const round_job *job, const panel_set *s, int64_t p, int64_t j0, int64_t m)
+/* Codes of the columns j0 .. j0 + m - 1, m <= BLOCK, from the caller's rows to panels [BLOCK, nr] of floats
+ * that are `step` apart; and back. */
+static void load_codes(const round_job *job, const panel_set *s, float *to, int64_t step, int64_t j0,
+                       int64_t m)
 {
-    int64_t nr = job->kern->nr, n_rows = rows_in(job, s, p);
-    const uint8_t *from = job->rows->codes + (s->row0 + p * nr) * job->n + j0;
-    for (int64_t r = 0; r < nr; r++)
-        for (int64_t j = 0; j < m; j++)
-            s->codes[j * nr + r] = r < n_rows ? from[r * job->n + j] : 0;
+    int64_t nr = job->kern->nr;
+    for (int64_t p = 0; p < s->n_panels; p++) {
+        const uint8_t *from = job->rows->codes + (s->row0 + p * nr) * job->n + j0;
+        for (int64_t r = 0; r < rows_in(job, s, p); r++)
+            for (int64_t j = 0; j < m; j++)
+                s->copy[r * BLOCK + j] = (float)from[r * job->n + j];
+        job->kern->pack(to + p * step, s->copy, BLOCK, rows_in(job, s, p), m);
+    }
 }
 
-static void store_codes(const round_job *job, const panel_set *s, int64_t p, int64_t j0, int64_t m)
+static void store_codes(const round_job *job, const panel_set *s, int64_t j0, int64_t m)
 {
-    int64_t nr = job->kern->nr, n_rows = rows_in(job, s, p);
-    uint8_t *to = job->rows->codes + (s->row0 + p * nr) * job->n + j0;
-    for (int64_t r = 0; r < n_rows; r++)
-        for (int64_t j = 0; j < m; j++)
-            to[r * job->n + j] = s->codes[j * nr + r];
+    int64_t nr = job->kern->nr;
+    for (int64_t p = 0; p < s->n_panels; p++) {
+        uint8_t *to = job->rows->codes + (s->row0 + p * nr) * job->n + j0;
+        job->kern->unpack(s->copy, BLOCK, s->codes + p * BLOCK * nr, rows_in(job, s, p), m, 1);
+        for (int64_t r = 0; r < rows_in(job, s, p); r++)
+            for (int64_t j = 0; j < m; j++)
+                to[r * job->n + j] = (uint8_t)s->copy[r * BLOCK + j];
+    }
 }
 
-/* Columns j0 .. j0 + m - 1 of one panel, mr at a time; s->sum holds what the columns outside give. */
-static void sweep_block(const round_job *job, const panel_set *s, int64_t p, int64_t j0, int64_t m)
+/* Columns j0 .. j0 + m - 1, mr at a time; s->sum holds what the columns outside give. */
+static void sweep_block(const round_job *job, const panel_set *s, int64_t j0, int64_t m)
 {
     const qc_kern *kern = job->kern;
-    int64_t nr = kern->nr;
-    float *sum = s->sum + p * BLOCK * nr, *error = s->error + (p * job->n + j0) * nr;
-    float *change = job->forward ? error : s->other; /* forward: the errors before count as 0 */
-    if (!job->forward)
-        load_codes(job, s, p, j0, m);
+    int64_t nr = kern->nr, block = BLOCK * nr, whole = job->n * nr;
+    /* what later columns of the block have not seen yet; forward: the errors before count as 0 */
+    float *change = job->forward ? s->error + j0 * nr : s->other;
+    int64_t change_step = job->forward ? whole : block;
     for (int64_t i = 0; i < m; i += kern->mr) {
+        int64_t n_cols = qc_min_i64(kern->mr, m - i);
         const float *c = job->c + (j0 + i) * job->n + j0;
-        qc_round_part part = {.n_cols = qc_min_i64(kern->mr, m - i), .c = c + i, .ldc = job->n};
-        if (i > 0)
-            kern->gemm(sum + i * nr, nr, c, job->n, change, part.n_cols, nr, i, true);
-        part.inv = job->inv ? job->inv + j0 + i : NULL;
-        part.change = job->forward ? NULL : change + i * nr;
-        part.scales = s->scales + p * job->n_groups * nr;
-        part.zeros = s->zeros + p * job->n_groups * nr;
-        part.group_of = job->group_of + j0 + i;
-        part.qmax = (float)((1 << job->grid->bits) - 1);
-        part.target = s->target + (p * job->n + j0 + i) * nr;
-        part.sum = sum + i * nr;
-        part.error = error + i * nr;
-        part.codes = s->codes + i * nr;
+        for (int64_t p = 0; p < s->n_panels && i > 0; p++)
+            kern->gemm(s->sum + p * block + i * nr, nr, c, job->n, change + p * change_step, n_cols, nr, i,
+                       true);
+        qc_round_part part = {.n_cols = n_cols,
+                              .n_panels = s->n_panels,
+                              .c = c + i,
+                              .ldc = job->n,
+                              .inv = job->inv ? job->inv + j0 + i : NULL,
+                              .qmax = (float)((1 << job->grid->bits) - 1),
+                              .scales = s->scales,
+                              .zeros = s->zeros,
+                              .grid_step = job->n_groups * nr,
+                              .group_of = job->group_of + j0 + i,
+                              .target = s->target + (j0 + i) * nr,
+                              .error = s->error + (j0 + i) * nr,
+                              .row_step = whole,
+                              .sum = s->sum + i * nr,
+                              .codes = s->codes + i * nr,
+                              .change = job->forward ? NULL : change + i * nr,
+                              .block_step = block};
         kern->round_part(&part);
     }
-    store_codes(job, s, p, j0, m);
 }
 
 static void sweep_task(void *ctx, int64_t task, int thread)
@@ -186,8 +199,10 @@ static void sweep_task(void *ctx, int64_t task, int thread)
     for (int64_t j0 = 0; j0 < job->n; j0 += BLOCK) {
         int64_t m = qc_min_i64(BLOCK, job->n - j0);
         product(job, &s, s.sum, s.error, j0, m, 0, job->forward ? j0 : job->n);
-        for (int64_t p = 0; p < s.n_panels; p++)
-            sweep_block(job, &s, p, j0, m);
+        if (!job->forward)
+            load_codes(job, &s, s.codes, BLOCK * job->kern->nr, j0, m);
+        sweep_block(job, &s, j0, m);
+        store_codes(job, &s, j0, m);
     }
     store_panels(job, &s, job->rows->error, s.error);
 }
@@ -236,13 +251,12 @@ int qc_cpu_round_sweep(qc_backend *be, const float *c, const float *inv, bool fo
 static void load_steps(const round_job *job, const panel_set *s)
 {
     int64_t nr = job->kern->nr, n = job->n, group = job->grid->group_elems;
-    for (int64_t i = 0; i < s->n_panels * nr; i++) {
-        float *to = s->steps + i / nr * n * nr + i % nr;
-        const float *zeros = s->zeros + i / nr * job->n_groups * nr + i % nr;
-        const uint8_t *codes = job->rows->codes + (s->row0 + i) * n;
+    for (int64_t j = 0; j < n; j += BLOCK)
+        load_codes(job, s, s->steps + j * nr, n * nr, j, qc_min_i64(BLOCK, n - j));
+    for (int64_t p = 0; p < s->n_panels; p++)
         for (int64_t j = 0; j < n; j++)
-            to[j * nr] = i < s->n_rows ? (float)codes[j] - zeros[j / group * nr] : 0;
-    }
+            job->kern->add(s->steps + (p * n + j) * nr, s->zeros + (p * job->n_groups + j / group) * nr, -1,
+                           nr);
 }
 
 /* num[panels, nr] += p h e, den += p h p for rows i0 .. i0 + m - 1 of h in the group j0 .. j1 - 1. */
