@@ -31,6 +31,7 @@ struct qc_gptq_input {
     qc_gptq_options options;
     float *diag;     /* host [n], of h; 0 = dead column */
     bool no_data;    /* all columns are dead */
+    bool some_dead;  /* some are, but not all */
     float *inv_diag; /* backend [n], 1 / diag, 0 for dead columns */
     int32_t *order;  /* host [n], position -> column */
     float *weight;   /* host [n], of the scale search: pivots by columns */
@@ -64,6 +65,7 @@ static int scan_h(qc_gptq_input *in, const float *h, qc_gptq_input_info *info, q
         info->n_dead += d == 0;
     }
     in->no_data = info->n_dead == n;
+    in->some_dead = info->n_dead > 0 && !in->no_data;
     info->mean_diag = in->no_data ? 0 : sum / (double)(n - info->n_dead);
     return QC_OK;
 }
@@ -481,41 +483,48 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     return QC_OK;
 }
 
-/* What column c of a row shall stand for: dead columns aim at 0, except where there are no data at all. */
-static float target_at(const qc_gptq_input *in, const float *w_row, int64_t c)
+/* dst[n] = what a row shall stand for: dead columns aim at 0, except where there are no data at all. */
+static void target_row(const qc_gptq_input *in, const float *w_row, float *dst)
 {
-    return in->diag[c] > 0 || in->no_data ? w_row[c] : 0;
+    if (!in->some_dead) {
+        memcpy(dst, w_row, (size_t)in->n * sizeof *dst);
+        return;
+    }
+    for (int64_t c = 0; c < in->n; c++)
+        dst[c] = in->diag[c] > 0 ? w_row[c] : 0;
 }
 
-static float code_value(const slice *s, const qc_code_rows *rows, int64_t r, int64_t c)
+/* host <- what the rows shall stand for, in the order of columns. */
+static void put_targets(slice *s)
 {
-    int64_t g = r * s->n_groups + c / s->spec->grid.group_elems;
-    int zero = rows->zeros ? rows->zeros[g] : 1 << (s->spec->grid.bits - 1);
-    return rows->scales[g] * (float)(rows->codes[r * s->in->n + c] - zero);
+    for (int64_t r = 0; r < s->n_rows; r++)
+        target_row(s->in, s->w + r * s->in->n, s->host + r * s->in->n);
+}
+
+static int zero_of(const slice *s, int64_t group)
+{
+    return s->rows.zeros ? s->rows.zeros[group] : 1 << (s->spec->grid.bits - 1);
 }
 
 /* error <- target - value of the present codes, in the order of columns. */
 static int put_errors(slice *s, qc_err *err)
 {
-    int64_t n = s->in->n;
+    int64_t n = s->in->n, group = s->spec->grid.group_elems;
+    put_targets(s);
     for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t c = 0; c < n; c++)
-            s->host[r * n + c] = target_at(s->in, s->w + r * n, c) - code_value(s, &s->rows, r, c);
+        for (int64_t g = 0; g < s->n_groups; g++) {
+            float scale = s->rows.scales[r * s->n_groups + g];
+            int zero = zero_of(s, r * s->n_groups + g);
+            int64_t end = r * n + qc_min_i64(n, (g + 1) * group);
+            for (int64_t i = r * n + g * group; i < end; i++)
+                s->host[i] -= scale * (float)(s->rows.codes[i] - zero);
+        }
     return s->in->be->upload(s->in->be, s->error, s->host, s->n_rows * n, err);
 }
 
 static int measure(slice *s, const float *e, double *ret, qc_err *err)
 {
     return s->in->be->hessian_error(s->in->be, s->in->h, e, s->n_rows, s->in->n, ret, err);
-}
-
-/* host <- what the rows shall stand for, in the order of columns. */
-static void put_targets(slice *s)
-{
-    int64_t n = s->in->n;
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t c = 0; c < n; c++)
-            s->host[r * n + c] = target_at(s->in, s->w + r * n, c);
 }
 
 /* Round to nearest with the scale search weighted by diag(H), what the solver has to beat. */
@@ -554,7 +563,7 @@ static int solve(slice *s, qc_quant_stats *stats, qc_err *err)
     QC_TRY(qc_rtn_rows(be, s->host, s->n_rows, n, s->spec, in->weight, &s->rows, stats, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
-            s->host[r * n + j] = target_at(in, s->w + r * n, in->order[j]);
+            s->host[r * n + j] = in->diag[in->order[j]] > 0 ? s->w[r * n + in->order[j]] : 0;
     QC_TRY(be->upload(be, s->ordered, s->host, s->n_rows * n, err));
     qc_round_rows rows = rows_in_work(s);
     rows.target = s->ordered;
@@ -619,21 +628,26 @@ static int check_rows(const slice *s, qc_err *err)
     return QC_OK;
 }
 
-/* Sums of a row in the conventions of quantize_rows. */
-static void add_row_stats(const slice *s, int64_t r, qc_quant_stats *stats)
+/* Sums of a row in the conventions of quantize_rows; target[n] is what it stands for. */
+static void add_row_stats(const slice *s, int64_t r, const float *target, qc_quant_stats *stats)
 {
     const qc_gptq_input *in = s->in;
     int64_t group = s->spec->grid.group_elems;
     int most = (1 << s->spec->grid.bits) - 1;
     double sq_error = 0, sq_weight = 0;
-    for (int64_t c = 0; c < in->n; c++) {
-        int64_t g = r * s->n_groups + c / group;
-        double w = (double)target_at(in, s->w + r * in->n, c), h = in->no_data ? 1 : (double)in->diag[c];
-        double e = w - (double)code_value(s, &s->rows, r, c), q = w / (double)s->rows.scales[g];
-        int zero = s->rows.zeros ? s->rows.zeros[g] : (most + 1) / 2;
-        sq_error += h * e * e;
-        sq_weight += h * w * w;
-        stats->n_clipped += q < -zero - 0.5 || q > most - zero + 0.5;
+    for (int64_t g = 0; g < s->n_groups; g++) {
+        double scale = (double)s->rows.scales[r * s->n_groups + g];
+        int zero = zero_of(s, r * s->n_groups + g);
+        double one = scale * (-zero - 0.5), other = scale * (most - zero + 0.5);
+        double low = fmin(one, other), high = fmax(one, other);
+        int64_t end = qc_min_i64(in->n, (g + 1) * group);
+        for (int64_t c = g * group; c < end; c++) {
+            double w = (double)target[c], h = in->no_data ? 1 : (double)in->diag[c];
+            double e = w - scale * (s->rows.codes[r * in->n + c] - zero);
+            sq_error += h * e * e;
+            sq_weight += h * w * w;
+            stats->n_clipped += (w < low) | (w > high);
+        }
     }
     stats->sq_error += sq_error;
     stats->sq_weight += sq_weight;
@@ -668,8 +682,9 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
     ret->error += sum_of(s->error_now, s->n_rows);
     ret->error_rtn += sum_of(s->error_rtn, s->n_rows);
     ret->norm += sum_of(s->norm, s->n_rows);
+    put_targets(s);
     for (int64_t r = 0; r < s->n_rows; r++)
-        add_row_stats(s, r, stats);
+        add_row_stats(s, r, s->host + r * s->in->n, stats);
     stats->n_zero_groups += grids.n_zero_groups;
     stats->n_small_scale += grids.n_small_scale;
     stats->n_large_scale += grids.n_large_scale;

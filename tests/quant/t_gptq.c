@@ -405,6 +405,38 @@ START_TEST(groups_stay)
 }
 END_TEST
 
+/* Scales are those of a search whose weights are the pivots 1 / U_jj^2 of the columns; their float32 rounding
+ * may turn a choice between equals. */
+START_TEST(search_weights)
+{
+    enum { N = 96, N_ROWS = 20, N_SCALES = N_ROWS * N / 16 };
+    qc_rng rng;
+    qc_rng_seed(&rng, 18);
+    float *h = make_h(&rng, N, 400), *w = make_w(&rng, N_ROWS, N), weight[N];
+    int64_t order[N] = {0};
+    sort_by_diag(h, N, order);
+    double *lower = factor_of_inverse(h, N, order, 0.01);
+    for (int k = 0; k < N; k++)
+        weight[order[k]] = (float)(1 / (lower[k * N + k] * lower[k * N + k]));
+    qc_quant_spec spec = gptq_spec(4, true, 16, QC_SEARCH_MSE);
+    gptq_run g = gptq(h, N, &plain, w, N_ROWS, &spec), by_pivot = rtn(w, N_ROWS, N, &spec, weight);
+    gptq_run by_diag = rtn_by_diag(h, w, N_ROWS, N, &spec);
+    int n_pivot = 0, n_diag = 0;
+    for (int i = 0; i < N_SCALES; i++) {
+        n_pivot += g.rows.scales[i] == by_pivot.rows.scales[i];
+        n_diag += g.rows.scales[i] == by_diag.rows.scales[i];
+    }
+    ck_assert_int_ge(n_pivot, N_SCALES * 99 / 100);
+    ck_assert_int_le(n_diag, N_SCALES / 2);
+    gptq_run_free(&g);
+    gptq_run_free(&by_pivot);
+    gptq_run_free(&by_diag);
+    qc_free(h);
+    qc_free(w);
+    qc_free(lower);
+}
+END_TEST
+
 /* Two inputs in turn on one backend: nothing of the first is left in the second (cactus). Rows do not depend
  * on the rows beside them, nor on how a matrix is cut, nor on threads. */
 START_TEST(independence)
@@ -781,6 +813,7 @@ int main(void)
                                {"identity_is_rtn", identity_is_rtn},
                                {"conditional_errors", conditional_errors},
                                {"groups_stay", groups_stay},
+                               {"search_weights", search_weights},
                                {"independence", independence},
                                {"few_tokens", few_tokens},
                                {"not_finite", not_finite},
