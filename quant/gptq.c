@@ -439,8 +439,9 @@ typedef struct slice {
         *ordered;           /* backend [R, n]: w and its error by columns, w in the order of rounding */
     uint8_t *ordered_codes; /* host [R, n] */
     int32_t *group_of;      /* host [n] group of a position */
-    qc_code_rows rtn;       /* host copies of RTN's codes, scales and zeros */
-    double *error_rtn, *error_now, *norm; /* host [R] */
+    qc_code_rows best;      /* host copies of the best codes, scales and zeros of each row so far */
+    bool *best_is_rtn;      /* host [R] */
+    double *error_rtn, *error_now, *error_best, *norm; /* host [R] */
 } slice;
 
 static void slice_free(slice *s)
@@ -450,8 +451,9 @@ static void slice_free(slice *s)
     for (int i = 0; i < 3; i++)
         if (buffers[i])
             be->free(be, buffers[i]);
-    void *arrays[] = {s->host,      s->ordered_codes, s->group_of,  s->rtn.codes, s->rtn.scales,
-                      s->rtn.zeros, s->error_rtn,     s->error_now, s->norm};
+    void *arrays[] = {s->best_is_rtn, s->error_best, s->host,        s->ordered_codes,
+                      s->group_of,    s->best.codes, s->best.scales, s->best.zeros,
+                      s->error_rtn,   s->error_now,  s->norm};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -464,14 +466,16 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     s->host = qc_alloc(n_codes, sizeof *s->host);
     s->ordered_codes = qc_alloc(n_codes, 1);
     s->group_of = qc_alloc((size_t)n, sizeof *s->group_of);
-    s->rtn.codes = qc_alloc(n_codes, 1);
-    s->rtn.scales = qc_alloc(n_scales, sizeof *s->rtn.scales);
-    s->rtn.zeros = qc_alloc(n_scales, 1);
+    s->best.codes = qc_alloc(n_codes, 1);
+    s->best.scales = qc_alloc(n_scales, sizeof *s->best.scales);
+    s->best.zeros = qc_alloc(n_scales, 1);
     s->error_rtn = qc_alloc((size_t)most, sizeof *s->error_rtn);
     s->error_now = qc_alloc((size_t)most, sizeof *s->error_now);
+    s->error_best = qc_alloc((size_t)most, sizeof *s->error_best);
+    s->best_is_rtn = qc_alloc((size_t)most, sizeof *s->best_is_rtn);
     s->norm = qc_alloc((size_t)most, sizeof *s->norm);
-    if (!s->host || !s->ordered_codes || !s->group_of || !s->rtn.codes || !s->rtn.scales || !s->rtn.zeros ||
-        !s->error_rtn || !s->error_now || !s->norm)
+    if (!s->host || !s->ordered_codes || !s->group_of || !s->best.codes || !s->best.scales ||
+        !s->best.zeros || !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn || !s->norm)
         return qc_fail_nomem(err, "rows in work", n_codes * sizeof *s->host);
     s->target = be->alloc(be, most * n, err);
     s->error = be->alloc(be, most * n, err);
@@ -552,43 +556,56 @@ static qc_round_rows rows_in_work(slice *s)
                            .zeros = s->rows.zeros};
 }
 
-/* The GPTQ pass: scales and zeros by a search of its own, then columns in their order, each error fed forward
- * to later ones. */
-static int solve(slice *s, qc_quant_stats *stats, qc_err *err)
+/* A grid for the GPTQ passes by a search of its own, and the targets in the order of rounding. */
+static int prepare_passes(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    qc_backend *be = in->be;
     int64_t n = in->n;
     put_targets(s);
-    QC_TRY(qc_rtn_rows(be, s->host, s->n_rows, n, s->spec, in->weight, &s->rows, stats, err));
+    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->weight, &s->rows, stats, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
             s->host[r * n + j] = in->diag[in->order[j]] > 0 ? s->w[r * n + in->order[j]] : 0;
-    QC_TRY(be->upload(be, s->ordered, s->host, s->n_rows * n, err));
+    return in->be->upload(in->be, s->ordered, s->host, s->n_rows * n, err);
+}
+
+/* A GPTQ pass with the present scales: columns in their order, each error fed forward to later ones. */
+static int pass(slice *s, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    int64_t n = in->n;
     qc_round_rows rows = rows_in_work(s);
     rows.target = s->ordered;
     rows.codes = s->ordered_codes;
     rows.group_of = s->group_of;
-    QC_TRY(be->round_sweep(be, in->factor, NULL, true, &s->spec->grid, &rows, err));
+    QC_TRY(in->be->round_sweep(in->be, in->factor, NULL, true, &s->spec->grid, &rows, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
             s->rows.codes[r * n + in->order[j]] = s->ordered_codes[r * n + j];
-    return put_errors(s, err);
+    QC_TRY(put_errors(s, err));
+    return measure(s, s->error, s->error_now, err);
+}
+
+static int refit(slice *s, qc_err *err)
+{
+    qc_round_rows rows = rows_in_work(s);
+    return s->in->be->refit_scales(s->in->be, s->in->h, &s->spec->grid, &rows, err);
 }
 
 /* Scales and codes in turn, each step lowering e H e^T of every row or leaving it. */
 static int polish(slice *s, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    qc_backend *be = in->be;
     qc_round_rows rows = rows_in_work(s);
-    for (int64_t i = 0; i <= in->options.sweeps; i++) {
+    for (int64_t i = 0; i < in->options.sweeps; i++) {
         if (in->options.refit)
-            QC_TRY(be->refit_scales(be, in->h, &s->spec->grid, &rows, err));
-        if (i < in->options.sweeps)
-            QC_TRY(be->round_sweep(be, in->h, in->inv_diag, false, &s->spec->grid, &rows, err));
+            QC_TRY(refit(s, err));
+        QC_TRY(in->be->round_sweep(in->be, in->h, in->inv_diag, false, &s->spec->grid, &rows, err));
     }
-    return put_errors(s, err);
+    if (in->options.refit)
+        QC_TRY(refit(s, err));
+    QC_TRY(put_errors(s, err));
+    return measure(s, s->error, s->error_now, err);
 }
 
 static void copy_row(const slice *s, qc_code_rows *dst, const qc_code_rows *src, int64_t r)
@@ -600,15 +617,47 @@ static void copy_row(const slice *s, qc_code_rows *dst, const qc_code_rows *src,
         memcpy(dst->zeros + at * n_groups, src->zeros + at * n_groups, n_groups);
 }
 
-/* RTN's row comes back wherever the solver's is not at least as good (or is not a number). */
-static void keep_better(slice *s, qc_gptq_result *ret)
+/* Per row, the best so far and the present codes both become the better of the two. An error that is not a
+ * number is never better. */
+static void keep_better(slice *s)
 {
+    for (int64_t r = 0; r < s->n_rows; r++) {
+        bool better = s->error_now[r] <= s->error_best[r];
+        if (better) {
+            copy_row(s, &s->best, &s->rows, r);
+            s->error_best[r] = s->error_now[r];
+            s->best_is_rtn[r] = false;
+        } else
+            copy_row(s, &s->rows, &s->best, r);
+    }
+}
+
+static double sum_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
+static int solve(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
+{
+    QC_TRY(prepare_passes(s, stats, err));
+    QC_TRY(pass(s, err));
+    ret->error_solve += sum_of(s->error_now, s->n_rows);
+    if (s->in->options.refit) {
+        keep_better(s);
+        QC_TRY(put_errors(s, err));
+        QC_TRY(refit(s, err));
+        QC_TRY(pass(s, err));
+    }
+    keep_better(s);
     for (int64_t r = 0; r < s->n_rows; r++)
-        if (!(s->error_now[r] <= s->error_rtn[r])) {
-            copy_row(s, &s->rows, &s->rtn, r);
-            s->error_now[r] = s->error_rtn[r];
-            ret->n_rtn_rows++;
-        }
+        ret->n_rtn_rows += s->best_is_rtn[r];
+    QC_TRY(put_errors(s, err));
+    QC_TRY(polish(s, err));
+    keep_better(s);
+    return QC_OK;
 }
 
 /* Nothing leaves that a reader could not decode. */
@@ -653,33 +702,22 @@ static void add_row_stats(const slice *s, int64_t r, const float *target, qc_qua
     stats->sq_weight += sq_weight;
 }
 
-static double sum_of(const double *x, int64_t n)
-{
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += x[i];
-    return sum;
-}
-
 static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
 {
     qc_quant_stats grids = {0}; /* only its counts of groups are used */
     QC_TRY(round_to_nearest(s, &grids, err));
-    memcpy(s->error_now, s->error_rtn, (size_t)s->n_rows * sizeof *s->error_now);
+    for (int64_t r = 0; r < s->n_rows; r++) {
+        copy_row(s, &s->best, &s->rows, r);
+        s->error_best[r] = s->error_rtn[r];
+        s->best_is_rtn[r] = true;
+    }
     if (s->in->factor) {
-        for (int64_t r = 0; r < s->n_rows; r++)
-            copy_row(s, &s->rtn, &s->rows, r);
         grids = (qc_quant_stats){0};
-        QC_TRY(solve(s, &grids, err));
-        QC_TRY(measure(s, s->error, s->error_now, err));
-        ret->error_solve += sum_of(s->error_now, s->n_rows);
-        QC_TRY(polish(s, err));
-        QC_TRY(measure(s, s->error, s->error_now, err));
-        keep_better(s, ret);
+        QC_TRY(solve(s, &grids, ret, err));
     } else
         ret->error_solve += sum_of(s->error_rtn, s->n_rows);
     QC_TRY(check_rows(s, err));
-    ret->error += sum_of(s->error_now, s->n_rows);
+    ret->error += sum_of(s->error_best, s->n_rows);
     ret->error_rtn += sum_of(s->error_rtn, s->n_rows);
     ret->norm += sum_of(s->norm, s->n_rows);
     put_targets(s);

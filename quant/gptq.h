@@ -16,9 +16,9 @@ typedef enum {
 
 typedef struct qc_gptq_options {
     qc_gptq_order order;
-    double damp;    /* added to the diagonal, as a fraction of its mean; >= 0 */
-    bool refit;     /* fit the scales again after the codes */
-    int64_t sweeps; /* of refit (if set) and coordinate descent after the solve */
+    double damp; /* added to the diagonal, as a fraction of its mean; >= 0 */
+    bool refit;  /* fit the scales again after the codes; a second pass with these scales; then each sweep */
+    int64_t sweeps; /* of refit (if set) and coordinate descent after the passes */
 } qc_gptq_options;
 
 /* What measured best (docs/methods/gptq.md). */
@@ -53,9 +53,9 @@ int qc_gptq_correct_target(qc_gptq_input *input, const float *d, double alpha, f
 typedef struct qc_gptq_result {
     double error;       /* of the codes that were returned */
     double error_rtn;   /* of RTN with the same grid and the same search */
-    double error_solve; /* after the GPTQ pass alone; = error_rtn if the input could not be prepared */
+    double error_solve; /* after the first GPTQ pass alone; = error_rtn if the input could not be prepared */
     double norm;        /* w H w^T */
-    int64_t n_rtn_rows; /* rows where RTN was better and was taken */
+    int64_t n_rtn_rows; /* rows where RTN was better than GPTQ, so that it was what the polish began with */
     bool all_rtn;       /* the input could not be prepared */
 } qc_gptq_result;
 

@@ -462,6 +462,8 @@ START_TEST(independence)
             gptq_run_free(&again);
             gptq_run part = gptq_on(t.be, h[i], N, &o, w + 1001 * N, 7, &spec);
             ck_assert_mem_eq(part.rows.codes, whole[i].rows.codes + 1001 * N, 7 * N);
+            ck_assert_mem_eq(part.rows.scales, whole[i].rows.scales + 1001 * 3, 7 * 3 * sizeof(float));
+            ck_assert_mem_eq(part.rows.zeros, whole[i].rows.zeros + 1001 * 3, 7 * 3);
             gptq_run_free(&part);
         }
         test_backend_free(&t);
@@ -512,6 +514,22 @@ START_TEST(few_tokens)
         qc_free(h);
     }
     qc_free(w);
+}
+END_TEST
+
+/* A pivot that is positive by rounding alone is no pivot: its coefficients would be noise. */
+START_TEST(noise_pivot)
+{
+    float a = 1 - 0x1p-24f, h[4] = {1, a, a, 1}, w[2] = {0.3f, -0.2f};
+    qc_quant_spec spec = gptq_spec(4, true, 2, QC_SEARCH_MSE);
+    qc_gptq_options o = options_of(QC_ORDER_NATURAL, 0, false, 0);
+    gptq_run g = gptq(h, 2, &o, w, 1, &spec);
+    ck_assert(g.rc == 0 && g.info.n_raises == 1 && g.info.damp == 0.01);
+    gptq_run_free(&g);
+    h[1] = h[2] = 0.999f;
+    g = gptq(h, 2, &o, w, 1, &spec);
+    ck_assert(g.rc == 0 && g.info.n_raises == 0 && g.info.damp == 0);
+    gptq_run_free(&g);
 }
 END_TEST
 
@@ -816,6 +834,7 @@ int main(void)
                                {"search_weights", search_weights},
                                {"independence", independence},
                                {"few_tokens", few_tokens},
+                               {"noise_pivot", noise_pivot},
                                {"not_finite", not_finite},
                                {"not_positive_definite", not_positive_definite},
                                {"dead_columns", dead_columns},
