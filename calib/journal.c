@@ -307,49 +307,62 @@ static int start_anew(qc_journal *j, const qc_buf *keys, qc_err *err)
     return QC_OK;
 }
 
-typedef struct stored_keys {
-    const uint8_t *p, *end;
-} stored_keys;
+/* A name and its value in the file. */
+typedef struct stored_key {
+    const char *name, *value;
+    size_t n_name, n_value;
+} stored_key;
 
-/* Next name and value; false at the end or where they do not fit. */
-static bool next_key(stored_keys *s, const char **name, size_t *n_name, const char **value, size_t *n_value)
+/* Next key at *p; false, and empty, at the end or where it does not fit. */
+static bool next_key(const uint8_t **p, const uint8_t *end, stored_key *ret)
 {
-    if (s->end - s->p < 8)
+    *ret = (stored_key){"", "", 0, 0};
+    if (end - *p < 8)
         return false;
-    uint64_t a = get_le(s->p, 4), b = get_le(s->p + 4, 4);
-    if (a + b > (uint64_t)(s->end - s->p - 8))
+    uint64_t n_name = get_le(*p, 4), n_value = get_le(*p + 4, 4);
+    if (n_name + n_value > (uint64_t)(end - *p - 8))
         return false;
-    *name = (const char *)s->p + 8;
-    *n_name = (size_t)a;
-    *value = *name + a;
-    *n_value = (size_t)b;
-    s->p += 8 + a + b;
+    const char *name = (const char *)*p + 8;
+    *ret = (stored_key){name, name + n_name, (size_t)n_name, (size_t)n_value};
+    *p += 8 + n_name + n_value;
     return true;
 }
 
+static bool same_text(const char *text, const char *stored, size_t n_stored)
+{
+    return n_stored == strlen(text) && memcmp(stored, text, n_stored) == 0;
+}
+
+static int gone(const qc_journal *j, const stored_key *key, qc_err *err)
+{
+    return qc_fail(err, QC_E_INPUT, "%s: can not be continued: %.*s was %.*s and is not set now", j->path,
+                   (int)qc_min_i64((int64_t)key->n_name, 200), key->name,
+                   (int)qc_min_i64((int64_t)key->n_value, 200), key->value);
+}
+
+/* The first key that differs is told: its value, that it is new, or that it is no more. */
 static int compare_keys(const qc_journal *j, const uint8_t *stored, size_t n_stored,
                         const qc_journal_key *keys, int n_keys, qc_err *err)
 {
-    stored_keys s = {stored, stored + n_stored};
+    const uint8_t *p = stored, *end = stored + n_stored;
+    stored_key was;
     for (int i = 0; i < n_keys; i++) {
-        const char *name, *value, *is = keys[i].value;
-        size_t n_name, n_value;
-        if (!next_key(&s, &name, &n_name, &value, &n_value))
-            return qc_fail(err, QC_E_INPUT, "%s: was begun without %s, which is %.200s now", j->path,
-                           keys[i].name, is);
-        if (n_name != strlen(keys[i].name) || memcmp(name, keys[i].name, n_name) != 0)
-            return qc_fail(err, QC_E_INPUT, "%s: was begun with %.*s, which is not set now", j->path,
-                           (int)qc_min_i64((int64_t)n_name, 200), name);
-        if (n_value != strlen(is) || memcmp(value, is, n_value) != 0)
+        bool there = next_key(&p, end, &was);
+        if (there && same_text(keys[i].name, was.name, was.n_name)) {
+            if (same_text(keys[i].value, was.value, was.n_value))
+                continue;
             return qc_fail(err, QC_E_INPUT, "%s: can not be continued: %s was %.*s and is %.200s now",
-                           j->path, keys[i].name, (int)qc_min_i64((int64_t)n_value, 200), value, is);
+                           j->path, keys[i].name, (int)qc_min_i64((int64_t)was.n_value, 200), was.value,
+                           keys[i].value);
+        }
+        for (int k = i + 1; k < n_keys && there; k++)
+            there = !same_text(keys[k].name, was.name, was.n_name);
+        if (there)
+            return gone(j, &was, err);
+        return qc_fail(err, QC_E_INPUT, "%s: can not be continued: %s was not set and is %.200s now", j->path,
+                       keys[i].name, keys[i].value);
     }
-    const char *name, *value;
-    size_t n_name, n_value;
-    if (next_key(&s, &name, &n_name, &value, &n_value))
-        return qc_fail(err, QC_E_INPUT, "%s: was begun with %.*s, which is not set now", j->path,
-                       (int)qc_min_i64((int64_t)n_name, 200), name);
-    return QC_OK;
+    return next_key(&p, end, &was) ? gone(j, &was, err) : QC_OK;
 }
 
 /* Keys of an existing file against those of this run. *ret_torn: it ends or is damaged before they do. */

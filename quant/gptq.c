@@ -29,6 +29,7 @@ struct qc_gptq_input {
     const float *h; /* backend [n, n], undamped; the caller's */
     int64_t n;
     qc_gptq_options options;
+    bool only_rtn;   /* no options were given: nothing is factorised */
     float *diag;     /* host [n], of h; 0 = dead column */
     bool no_data;    /* all columns are dead */
     bool some_dead;  /* some are, but not all */
@@ -310,9 +311,9 @@ static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
         rc = scan_h(in, h, info, err);
     if (rc == QC_OK)
         rc = make_inv_diag(in, err);
-    if (rc == QC_OK && in->no_data)
+    if (rc == QC_OK && in->no_data && !in->only_rtn)
         info->failed = true;
-    else if (rc == QC_OK)
+    else if (rc == QC_OK && !in->only_rtn)
         rc = factor_input(in, h, info, err);
     if (rc == QC_OK && in->factor)
         make_weights(in);
@@ -323,6 +324,10 @@ static int prepare(qc_gptq_input *in, qc_gptq_input_info *info, qc_err *err)
 int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_options *options,
                       qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err)
 {
+    const qc_gptq_options none = {0};
+    bool only_rtn = !options;
+    if (only_rtn)
+        options = &none;
     if (n < 1 || n > INT32_MAX || !(options->damp >= 0) || isinf(options->damp) || options->sweeps < 0)
         return qc_fail(err, QC_E_USAGE,
                        "GPTQ of %lld inputs with damping %g and %lld sweeps, expected 1 or more inputs, "
@@ -331,7 +336,7 @@ int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_o
     qc_gptq_input *in = qc_calloc(1, sizeof *in);
     if (!in)
         return qc_fail_nomem(err, "preparation of an input", sizeof *in);
-    *in = (qc_gptq_input){.be = be, .h = h, .n = n, .options = *options};
+    *in = (qc_gptq_input){.be = be, .h = h, .n = n, .options = *options, .only_rtn = only_rtn};
     qc_gptq_input_info info = {.damp = options->damp};
     int rc = prepare(in, &info, err);
     if (rc != QC_OK) {

@@ -266,12 +266,16 @@ START_TEST(test_other_keys)
     qc_journal_key other[N_KEYS + 1];
     memcpy(other, keys, sizeof keys);
     other[4] = (qc_journal_key){"more", "x"};
-    expect_refused(other, 5, true, false, QC_E_INPUT, "was begun without more, which is x now");
-    expect_refused(keys, 3, true, false, QC_E_INPUT, "was begun with calibration, which is not set now");
+    expect_refused(other, 5, true, false, QC_E_INPUT, "more was not set and is x now");
+    expect_refused(keys, 3, true, false, QC_E_INPUT, "calibration was  and is not set now");
     other[2].value = "3";
     expect_refused(other, N_KEYS, true, true, QC_E_INPUT, "recipe.quantize.bits was 4 and is 3 now");
     other[2] = (qc_journal_key){"recipe.quantize.group", "4"};
-    expect_refused(other, N_KEYS, true, false, QC_E_INPUT, "was begun with recipe.quantize.bits");
+    expect_refused(other, N_KEYS, true, false, QC_E_INPUT, "recipe.quantize.bits was 4 and is not set now");
+    memcpy(other, keys, sizeof keys); /* a list that got longer in the middle */
+    other[4] = other[3];
+    other[3] = (qc_journal_key){"skip[0]", "*"};
+    expect_refused(other, 5, true, false, QC_E_INPUT, "skip[0] was not set and is * now");
     j = open_journal(true, false); /* the refused ones left it alone */
     expect_layers(j, 1);
     qc_journal_close(j);
