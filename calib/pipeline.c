@@ -135,7 +135,9 @@ static int advance(pipeline *p, double work, qc_err *err)
 typedef struct stage_stats {
     qc_hessian hessian;
     const float *h; /* of the hessian, after finish */
-    float *drift;   /* sum of (x16 - x) x^T, [n, n]; NULL without correction */
+    /* with correction, else NULL; x16 is the input in the 16-bit model, y16 its residual stream */
+    float *drift;    /* sum of (x16 - x) x^T, [n, n] */
+    float *residual; /* sum of (y16 - y) x^T, [hidden, n], of stages whose output is added to the stream */
 } stage_stats;
 
 static void stage_stats_clear(stage_stats *s, qc_backend *be)
@@ -143,25 +145,52 @@ static void stage_stats_clear(stage_stats *s, qc_backend *be)
     qc_hessian_clear(&s->hessian);
     if (s->drift)
         be->free(be, s->drift);
+    if (s->residual)
+        be->free(be, s->residual);
+}
+
+/* Backend buffer of zeros; NULL when out of memory. */
+static float *alloc_zero(qc_backend *be, int64_t n_elems, qc_err *err)
+{
+    float *zeros = qc_calloc((size_t)n_elems, sizeof *zeros), *ret = NULL;
+    if (!zeros)
+        qc_fail_nomem(err, "statistics", (unsigned long long)n_elems * sizeof *zeros);
+    else if ((ret = be->alloc(be, n_elems, err)) && be->upload(be, ret, zeros, n_elems, err) < 0) {
+        be->free(be, ret);
+        ret = NULL;
+    }
+    qc_free(zeros);
+    return ret;
+}
+
+/* y = a - b */
+static int subtract(qc_backend *be, float *y, const float *a, const float *b, int64_t n, qc_err *err)
+{
+    QC_TRY(be->scale(be, y, a, 1, n, err));
+    return be->add(be, y, b, -1, n, err);
 }
 
 /* The 16-bit stream of one window: its input of the stage against u; it goes on by itself at the end of each
  * half. */
-static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
-                     stage_stats *stats, qc_err *err)
+static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *y, const float *u,
+                     int64_t width, stage_stats *stats, qc_err *err)
 {
     pipeline *p = j->p;
     qc_backend *be = p->be;
-    int64_t n = p->corpus->length;
+    int64_t n = p->corpus->length, hidden = p->model->config.hidden;
     float *x;
     QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x, err));
+    if (stats->residual) {
+        QC_TRY(subtract(be, p->buffer_diff, x, y, n * hidden, err));
+        QC_TRY(be->gram(be, stats->residual, p->buffer_diff, hidden, hidden, u, width, width, n, 1, err));
+    }
     QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x, p->buffer_diff, n, err));
     if (keeps_output(stage)) {
         QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x, n, err));
         QC_TRY(give_back(p, &p->x_ref, window, x, p->buffer_ref, err));
     }
     QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
-    return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, 1, err);
+    return be->gram(be, stats->drift, p->buffer_diff, width, width, u, width, width, n, 1, err);
 }
 
 static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err)
@@ -170,16 +199,11 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, width = qc_stage_width(&p->model->config, stage);
     QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
-    if (j->ref) {
-        float *zeros = qc_calloc((size_t)(width * width), sizeof *zeros);
-        if (!zeros || !(stats->drift = be->alloc(be, width * width, err))) {
-            qc_free(zeros);
-            return qc_fail_nomem(err, "statistics", (unsigned long long)(width * width) * 4);
-        }
-        int rc = be->upload(be, stats->drift, zeros, width * width, err);
-        qc_free(zeros);
-        QC_TRY(rc);
-    }
+    if (j->ref && !(stats->drift = alloc_zero(be, width * width, err)))
+        return QC_E_RESOURCE;
+    if (j->ref && keeps_output(stage) &&
+        !(stats->residual = alloc_zero(be, p->model->config.hidden * width, err)))
+        return QC_E_RESOURCE;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x, *u = p->buffer_u;
         double start = qc_now_seconds();
@@ -195,7 +219,7 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
         j->record.times.hessian += qc_now_seconds() - start;
         start = qc_now_seconds();
         if (j->ref)
-            QC_TRY(add_drift(j, stage, i, u, width, stats, err));
+            QC_TRY(add_drift(j, stage, i, x, u, width, stats, err));
         j->record.times.forward += qc_now_seconds() - start;
         QC_TRY(advance(p, (double)(width * n), err));
     }
@@ -253,6 +277,11 @@ static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
                           .zeros = m->rows.zeros ? m->rows.zeros + row * groups : NULL};
 }
 
+static const float *residual_rows(const stage_stats *stats, int64_t row, int64_t n_cols)
+{
+    return stats->residual ? stats->residual + row * n_cols : NULL;
+}
+
 static int solve_matrix(layer_job *j, matrix_job *m, qc_gptq_input *input, const stage_stats *stats,
                         qc_matrix_record *record, qc_err *err)
 {
@@ -272,7 +301,8 @@ static int solve_matrix(layer_job *j, matrix_job *m, qc_gptq_input *input, const
         qc_gptq_result r;
         qc_code_rows rows = rows_from(m, row, n);
         if (stats->drift)
-            QC_TRY(qc_gptq_correct_target(input, stats->drift, j->p->options->correct, m->w, n, err));
+            QC_TRY(qc_gptq_correct_target(input, stats->drift, residual_rows(stats, row, m->n_cols),
+                                          j->p->options->correct, m->w, n, err));
         QC_TRY(qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err));
         record->result.error += r.error;
         record->result.error_rtn += r.error_rtn;

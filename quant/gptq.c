@@ -382,24 +382,44 @@ static int fetch_transposed(void *ctx, int64_t row0, int64_t n_rows, float *dst,
     return QC_OK;
 }
 
+/* host[n_rows, n] (in the order of rounding) += r (in that of columns) */
+static int add_ordered(qc_gptq_input *in, const float *r, int64_t n_rows, float *host, qc_err *err)
+{
+    int64_t n = in->n;
+    float *copy = qc_alloc((size_t)(n_rows * n), sizeof *copy);
+    if (!copy)
+        return qc_fail_nomem(err, "corrected target", (unsigned long long)(n_rows * n) * sizeof *copy);
+    int rc = in->be->download(in->be, copy, r, n_rows * n, err);
+    for (int64_t i = 0; i < n_rows && rc == QC_OK; i++)
+        for (int64_t j = 0; j < n; j++)
+            host[i * n + j] += copy[i * n + in->order[j]];
+    qc_free(copy);
+    return rc;
+}
+
 /* x, y: backend [SLICE_ROWS, n]; host: [SLICE_ROWS, n]. */
-static int correct_slice(qc_gptq_input *in, const qc_weight *d, double alpha, float *w, int64_t n_rows,
-                         float *x, float *y, float *host, qc_err *err)
+static int correct_slice(qc_gptq_input *in, const qc_weight *d, const float *r, double alpha, float *w,
+                         int64_t n_rows, float *x, float *y, float *host, qc_err *err)
 {
     qc_backend *be = in->be;
     int64_t n = in->n;
     QC_TRY(be->upload(be, x, w, n_rows * n, err));
     QC_TRY(be->linear(be, y, n, x, n, d, NULL, n_rows, false, err));
+    if (r) {
+        QC_TRY(be->download(be, host, y, n_rows * n, err));
+        QC_TRY(add_ordered(in, r, n_rows, host, err));
+        QC_TRY(be->upload(be, y, host, n_rows * n, err));
+    }
     QC_TRY(be->factor_solve(be, in->factor, in->pivots, y, n_rows, n, err));
     QC_TRY(be->download(be, host, y, n_rows * n, err));
-    for (int64_t r = 0; r < n_rows; r++)
+    for (int64_t i = 0; i < n_rows; i++)
         for (int64_t j = 0; j < n; j++)
-            w[r * n + in->order[j]] += (float)(alpha * (double)host[r * n + j]);
+            w[i * n + in->order[j]] += (float)(alpha * (double)host[i * n + j]);
     return QC_OK;
 }
 
-int qc_gptq_correct_target(qc_gptq_input *in, const float *d, double alpha, float *w, int64_t n_rows,
-                           qc_err *err)
+int qc_gptq_correct_target(qc_gptq_input *in, const float *d, const float *r, double alpha, float *w,
+                           int64_t n_rows, qc_err *err)
 {
     if (!in->factor || alpha == 0)
         return QC_OK;
@@ -418,8 +438,8 @@ int qc_gptq_correct_target(qc_gptq_input *in, const float *d, double alpha, floa
     if (rc == QC_OK)
         rc = be->weight_load(be, n, n, fetch_transposed, &t, &weight, err);
     for (int64_t row0 = 0; row0 < n_rows && rc == QC_OK; row0 += SLICE_ROWS)
-        rc = correct_slice(in, weight, alpha, w + row0 * n, qc_min_i64(SLICE_ROWS, n_rows - row0), x, y, host,
-                           err);
+        rc = correct_slice(in, weight, r ? r + row0 * n : NULL, alpha, w + row0 * n,
+                           qc_min_i64(SLICE_ROWS, n_rows - row0), x, y, host, err);
     be->weight_free(be, weight);
     if (x)
         be->free(be, x);

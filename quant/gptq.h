@@ -43,11 +43,13 @@ int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_o
                       qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err) QC_WARN_UNUSED;
 void qc_gptq_input_free(qc_gptq_input *input);
 
-/* Corrected target (Qronos; docs/methods/gptq.md): w[n_rows, n] += alpha w D (H + damping)^-1 with d[n, n] =
- * sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was taken from; in place, host
- * memory. d and H must be scaled alike. Does nothing where the input could not be prepared. */
-int qc_gptq_correct_target(qc_gptq_input *input, const float *d, double alpha, float *w, int64_t n_rows,
-                           qc_err *err) QC_WARN_UNUSED;
+/* Corrected target (docs/methods/gptq.md): w[n_rows, n] += alpha (w D + R) (H + damping)^-1, in place, host
+ * memory. d[n, n] (backend) = sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was
+ * taken from (Qronos). r[n_rows, n] (backend) = sum of (y - y') x'^T, y and y' the residual streams that the
+ * product is added to: the matrix then also makes up for what earlier layers have lost there; NULL = without.
+ * d, r and H must be scaled alike. Does nothing where the input could not be prepared. */
+int qc_gptq_correct_target(qc_gptq_input *input, const float *d, const float *r, double alpha, float *w,
+                           int64_t n_rows, qc_err *err) QC_WARN_UNUSED;
 
 /* Errors of one matrix, all as sum over its rows of e H e^T with the undamped H. */
 typedef struct qc_gptq_result {
