@@ -199,7 +199,7 @@ int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens
         if (hs->block_tokens == 0)
             QC_TRY(zero_block(hs, err));
         int64_t take = qc_min_i64(n_tokens, QC_HESSIAN_BLOCK - hs->block_tokens);
-        QC_TRY(be->gram(be, hs->block_h, x, ldx, NULL, 0, take, hs->n, 1, err));
+        QC_TRY(be->gram(be, hs->block_h, x, ldx, NULL, 0, take, hs->n, hs->n, 1, err));
         QC_TRY(be->column_stats(be, hs->block_abs, hs->max_abs, x, ldx, take, hs->n, err));
         hs->block_tokens += take;
         hs->n_tokens += take;

@@ -182,7 +182,7 @@ static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *
     QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x, err));
     if (stats->residual) {
         QC_TRY(subtract(be, p->buffer_diff, x, y, n * hidden, err));
-        QC_TRY(be->gram(be, stats->residual, p->buffer_diff, hidden, hidden, u, width, width, n, 1, err));
+        QC_TRY(be->gram(be, stats->residual, p->buffer_diff, hidden, u, width, n, hidden, width, 1, err));
     }
     QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x, p->buffer_diff, n, err));
     if (keeps_output(stage)) {
@@ -190,7 +190,7 @@ static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *
         QC_TRY(give_back(p, &p->x_ref, window, x, p->buffer_ref, err));
     }
     QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
-    return be->gram(be, stats->drift, p->buffer_diff, width, width, u, width, width, n, 1, err);
+    return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, width, 1, err);
 }
 
 static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err)

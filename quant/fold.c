@@ -141,7 +141,7 @@ static int scan_matrix(fold_work *f, int m, double *sum_share, float *max_abs, f
         if (!f->wtw)
             continue;
         QC_TRY(f->be->upload(f->be, buffer, f->block, n_rows * n, err));
-        QC_TRY(f->be->gram(f->be, f->wtw, buffer, n, NULL, 0, n_rows, n, 1, err));
+        QC_TRY(f->be->gram(f->be, f->wtw, buffer, n, NULL, 0, n_rows, n, n, 1, err));
     }
     return QC_OK;
 }

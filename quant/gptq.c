@@ -160,7 +160,7 @@ static int eliminate_all(qc_gptq_input *in, elimination *el, float *a, float *bl
             in->order[n - 1 - done] = (int32_t)column;
         }
         QC_TRY(be->upload(be, block, el->rows, n_block * n, err));
-        QC_TRY(be->gram(be, a, block, n, block, n, n_block, n, -1, err));
+        QC_TRY(be->gram(be, a, block, n, block, n, n_block, n, n, -1, err));
     }
     return QC_OK;
 }

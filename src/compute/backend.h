@@ -112,6 +112,9 @@ struct qc_backend {
     /* y[i] += alpha * x[i] */
     int (*add)(qc_backend *be, float *y, const float *x, float alpha, int64_t n_elems, qc_err *err);
 
+    /* y[i] = alpha * x[i]; y may be x. */
+    int (*scale)(qc_backend *be, float *y, const float *x, float alpha, int64_t n_elems, qc_err *err);
+
     /* Take n_vocab logits per token, of ids vocab0 .., into scores[T] (host memory; start from
      * qc_score_start). logits_b NULL: one model. softcap > 0: logit = softcap * tanh(logit / softcap) first.
      * targets[T] in host memory. Slices arrive in ascending order. */
@@ -128,11 +131,11 @@ struct qc_backend {
 
     /* ---- calibration and rounding by second order statistics; h and e as in docs/methods/gptq.md ---- */
 
-    /* b NULL: lower triangle (column <= row) of h[K, K] += alpha a[T, K]^T a[T, K]; the rest of h is left
-     * alone. With b: all of h[K, K] += alpha a[T, K]^T b[T, K]. Products are added in the order of T. Row
-     * strides lda, ldb. alpha is 1 or -1. */
+    /* b NULL: lower triangle (column <= row) of h[M, M] += alpha a[T, M]^T a[T, M]; the rest of h is left
+     * alone, and N is M. With b: all of h[M, N] += alpha a[T, M]^T b[T, N]. Products are added in the order
+     * of T. Row strides lda, ldb. alpha is 1 or -1. */
     int (*gram)(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
-                int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+                int64_t n_tokens, int64_t n_rows, int64_t n_cols, float alpha, qc_err *err);
 
     /* Upper triangle of h[n, n] = mirror of the lower one. */
     int (*mirror)(qc_backend *be, float *h, int64_t n, qc_err *err);

@@ -5,6 +5,7 @@
 
 #include "qc_alloc.h"
 #include "qc_cpu.h"
+#include "qc_math.h"
 #include "qc_test.h"
 #include "tol.h"
 
@@ -199,47 +200,50 @@ END_TEST
 
 typedef struct gram_args {
     const float *a, *b;
-    int64_t lda, ldb, n_tokens, n_dims;
+    int64_t lda, ldb, n_tokens, n_rows, n_cols;
     float alpha;
 } gram_args;
 
 static void run_gram(const op_call *c, qc_backend *be, float *out)
 {
     const gram_args *g = c->args;
-    ck_assert_int_eq(be->gram(be, out, g->a, g->lda, g->b, g->ldb, g->n_tokens, g->n_dims, g->alpha, &err),
-                     QC_OK);
+    ck_assert_int_eq(
+        be->gram(be, out, g->a, g->lda, g->b, g->ldb, g->n_tokens, g->n_rows, g->n_cols, g->alpha, &err),
+        QC_OK);
 }
 
 static void one_gram(int64_t t, int64_t k, int pad, bool two, float alpha)
 {
-    guarded a = normal_new(t * (k + pad), pad, 1), b = normal_new(t * (k + 2 * pad), 2, 1);
+    int64_t n = !two ? k : t % 2 ? k + 17 * pad : qc_max_i64(k - 5 * pad, 0); /* wider or narrower */
+    guarded a = normal_new(t * (k + pad), pad, 1), b = normal_new(t * (n + 2 * pad), 2, 1);
     guarded ra = rounded(&a), rb = rounded(&b);
     gram_args g = {.a = a.data,
                    .b = two ? b.data : NULL,
                    .lda = k + pad,
-                   .ldb = k + 2 * pad,
+                   .ldb = n + 2 * pad,
                    .n_tokens = t,
-                   .n_dims = k,
+                   .n_rows = k,
+                   .n_cols = n,
                    .alpha = alpha};
     op_call c = {.run = run_gram,
                  .what = two ? "gram of two" : "gram",
-                 .out = normal_new(k * k, pad, 3),
+                 .out = normal_new(k * n, pad, 3),
                  .rows = k,
-                 .cols = k,
-                 .ld = k,
+                 .cols = n,
+                 .ld = n,
                  .args = &g};
-    expected e = expected_new(k * k);
+    expected e = expected_new(k * n);
     for (int64_t i = 0; i < k; i++)
-        for (int64_t j = 0; j < k; j++) {
-            double sum = (double)c.out.data[i * k + j], size = fabs(sum);
+        for (int64_t j = 0; j < n; j++) {
+            double sum = (double)c.out.data[i * n + j], size = fabs(sum);
             for (int64_t p = 0; p < t; p++) {
                 double x = (double)ra.data[p * g.lda + i];
                 double y = two ? (double)rb.data[p * g.ldb + j] : (double)ra.data[p * g.lda + j];
                 sum += (double)alpha * x * y;
                 size += fabs(x * y);
             }
-            e.value[i * k + j] = sum;
-            e.scale[i * k + j] = two || j <= i ? size * TOL_DOT(t) + TOL_TINY : -1;
+            e.value[i * n + j] = sum;
+            e.scale[i * n + j] = two || j <= i ? size * TOL_DOT(t) + TOL_TINY : -1;
         }
     check_op(&c, &e);
     expected_free(&e);
@@ -451,7 +455,7 @@ static int whole_life(qc_pool *pool)
     if (rc == QC_OK)
         rc = be->linear(be, y, N, x, N, w, NULL, N, false, &e);
     if (rc == QC_OK)
-        rc = be->gram(be, y, x, N, NULL, 0, N, N, 1, &e);
+        rc = be->gram(be, y, x, N, NULL, 0, N, N, N, 1, &e);
     if (rc == QC_OK)
         rc = be->attention(be, y, x, x, x, &s, &e);
     if (be)

@@ -3,17 +3,18 @@
  * and 7 threads. QC_TEST_SEED replays. */
 #include "ops_env.h"
 
+#include "qc_math.h"
 #include "tol.h"
 
 /* ---- gram, mirror ---- */
 
 static void check_gram(const guarded *got, const guarded *before, const guarded *a, int64_t lda,
-                       const guarded *b, int64_t ldb, int64_t t, int64_t k, double alpha, bool lower,
-                       const char *mask)
+                       const guarded *b, int64_t ldb, int64_t t, int64_t k, int64_t n, double alpha,
+                       bool lower, const char *mask)
 {
     for (int64_t i = 0; i < k; i++)
-        for (int64_t j = 0; j < k; j++) {
-            float x = got->data[i * k + j], was = before->data[i * k + j];
+        for (int64_t j = 0; j < n; j++) {
+            float x = got->data[i * n + j], was = before->data[i * n + j];
             if (lower && j > i) {
                 ck_assert_msg(same_bits(&x, &was, 1), "gram touched [%lld, %lld]", (long long)i,
                               (long long)j);
@@ -33,17 +34,18 @@ static void check_gram(const guarded *got, const guarded *before, const guarded 
 
 static void one_gram(int64_t t, int64_t k, int pad, int skew, float alpha, bool two)
 {
-    int64_t lda = k + pad, ldb = k + 2 * pad;
-    guarded a = normal_new(t * lda, skew, 1), b = normal_new(t * ldb, 0, 1), h = normal_new(k * k, skew, 3);
+    int64_t n = !two ? k : t % 2 ? k + 17 * pad : qc_max_i64(k - 5 * pad, 0); /* wider or narrower */
+    int64_t lda = k + pad, ldb = n + 2 * pad;
+    guarded a = normal_new(t * lda, skew, 1), b = normal_new(t * ldb, 0, 1), h = normal_new(k * n, skew, 3);
     for (int m = 0; m < N_MASKS; m++) {
         guarded first = {0};
         for (int p = 0; p < N_POOLS; p++) {
             guarded got = guarded_copy(&h);
             ck_assert_int_eq(backends[m][p]->gram(backends[m][p], got.data, a.data, lda, two ? b.data : NULL,
-                                                  ldb, t, k, alpha, &err),
+                                                  ldb, t, k, n, alpha, &err),
                              QC_OK);
             if (p == 0)
-                check_gram(&got, &h, &a, lda, two ? &b : &a, two ? ldb : lda, t, k, (double)alpha, !two,
+                check_gram(&got, &h, &a, lda, two ? &b : &a, two ? ldb : lda, t, k, n, (double)alpha, !two,
                            masks[m]);
             check_same(&first, &got, p, "gram", masks[m]);
         }

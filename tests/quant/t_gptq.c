@@ -496,7 +496,7 @@ START_TEST(few_tokens)
             x[i * N + 20] = x[i * N + 3];
         test_backend t = test_backend_new("", 1);
         qc_err err;
-        ck_assert_int_eq(t.be->gram(t.be, h, x, N, NULL, 0, n_tokens, N, 1, &err), 0);
+        ck_assert_int_eq(t.be->gram(t.be, h, x, N, NULL, 0, n_tokens, N, N, 1, &err), 0);
         ck_assert_int_eq(t.be->mirror(t.be, h, N, &err), 0);
         for (int i = 0; i < N * N && n_tokens == 1; i++)
             ck_assert_float_eq(h[i], x[i / N] * x[i % N]);
@@ -707,15 +707,15 @@ END_TEST
 
 /* ---- corrected target ---- */
 
-/* (w' - w) (H + damping) = alpha w D, dead columns unchanged; D in the order of columns whatever the order of
- * rounding. */
+/* (w' - w) (H + damping) = alpha (w D + R), dead columns unchanged; D and R in the order of columns whatever
+ * the order of rounding. */
 START_TEST(corrected_target)
 {
     enum { N = 60, N_ROWS = 5 };
     qc_rng rng;
     qc_rng_seed(&rng, 16);
     float *h = make_h(&rng, N, 300), *w = make_w(&rng, N_ROWS, N), *d = test_alloc(N * N, sizeof *d),
-          w2[N_ROWS * N];
+          *res = test_alloc(N_ROWS * N, sizeof *res), w2[N_ROWS * N];
     for (int j = 0; j < N; j++)
         h[21 * N + j] = h[j * N + 21] = 0;
     double mean = 0;
@@ -723,7 +723,11 @@ START_TEST(corrected_target)
         mean += (double)h[j * (N + 1)] / (N - 1);
     for (int i = 0; i < N * N; i++)
         d[i] = i % N == 21 ? 0 : (float)(0.1 * mean * qc_rng_normal(&rng));
-    for (int order = 0; order < 3; order++) {
+    for (int i = 0; i < N_ROWS * N; i++)
+        res[i] = i % N == 21 ? 0 : (float)(0.1 * mean * qc_rng_normal(&rng));
+    for (int k = 0; k < 6; k++) {
+        int order = k / 2;
+        const float *r_or_none = k % 2 ? res : NULL;
         test_backend t = test_backend_new("", 1);
         qc_gptq_options o = options_of((qc_gptq_order)order, 0.05, false, 0);
         qc_gptq_input *in;
@@ -732,11 +736,11 @@ START_TEST(corrected_target)
         ck_assert_int_eq(qc_gptq_input_new(t.be, h, N, &o, &in, &info, &err), 0);
         ck_assert_double_le(fabs(info.mean_diag - mean), mean * TOL_DOT(N));
         memcpy(w2, w, sizeof w2);
-        ck_assert_int_eq(qc_gptq_correct_target(in, d, 0.25, w2, N_ROWS, &err), 0);
+        ck_assert_int_eq(qc_gptq_correct_target(in, d, r_or_none, 0.25, w2, N_ROWS, &err), 0);
         double largest = 0, off = 0;
         for (int r = 0; r < N_ROWS; r++)
             for (int j = 0; j < N; j++) {
-                double left = 0, right = 0;
+                double left = 0, right = r_or_none ? 0.25 * (double)res[r * N + j] : 0;
                 for (int i = 0; i < N; i++) {
                     double a = (double)h[i * N + j] + (i == j ? 0.05 * mean : 0);
                     left += ((double)w2[r * N + i] - (double)w[r * N + i]) * a;

@@ -147,6 +147,23 @@ static int cpu_add(qc_backend *be, float *y, const float *x, float alpha, int64_
     return QC_OK;
 }
 
+static void scale_task(void *ctx, int64_t task, int thread)
+{
+    (void)thread;
+    const row_job *j = ctx;
+    int64_t i = task * TASK_ELEMS;
+    j->kern->scale(j->y + i, j->x + i, j->alpha, qc_min_i64(TASK_ELEMS, j->n - i));
+}
+
+static int cpu_scale(qc_backend *be, float *y, const float *x, float alpha, int64_t n_elems, qc_err *err)
+{
+    qc_cpu_backend *cb = (qc_cpu_backend *)be;
+    (void)err;
+    row_job j = {.kern = &cb->kern, .y = y, .x = x, .alpha = alpha, .n = n_elems};
+    qc_pool_run(cb->pool, qc_ceil_div(n_elems, TASK_ELEMS), scale_task, &j);
+    return QC_OK;
+}
+
 typedef struct quant_job {
     const qc_kern *kern;
     const float *w, *col_weight;
@@ -231,6 +248,7 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .attention = qc_cpu_attention,
         .gated_act = cpu_gated_act,
         .add = cpu_add,
+        .scale = cpu_scale,
         .score = qc_cpu_score,
         .quantize_rows = cpu_quantize_rows,
         .gram = qc_cpu_gram,

@@ -48,7 +48,7 @@ int qc_cpu_linear_bf16(qc_backend *be, float *y, int64_t ldy, const float *x, in
 int qc_cpu_attention_bf16(qc_backend *be, float *out, const float *q, const float *k, const float *v,
                           const qc_attention_shape *shape, qc_err *err);
 int qc_cpu_gram_bf16(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
-                     int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+                     int64_t n_tokens, int64_t n_rows, int64_t n_cols, float alpha, qc_err *err);
 
 /* Elements of a strip of tiles over k inputs. */
 static inline int64_t qc_bf16_strip(int64_t k)
@@ -57,7 +57,7 @@ static inline int64_t qc_bf16_strip(int64_t k)
 }
 
 int qc_cpu_gram(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
-                int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err);
+                int64_t n_tokens, int64_t n_rows, int64_t n_cols, float alpha, qc_err *err);
 int qc_cpu_mirror(qc_backend *be, float *h, int64_t n, qc_err *err);
 int qc_cpu_column_stats(qc_backend *be, float *sum_abs, float *max_abs, const float *x, int64_t ldx,
                         int64_t n_tokens, int64_t n_dims, qc_err *err);
@@ -86,9 +86,10 @@ typedef struct qc_gram_block {
 int64_t qc_cpu_gram_elems(const qc_kern *kern, int64_t n_dims);
 /* Panel dst[k, nr] from n <= nr columns of a[k, lda], the rest zeros. */
 void qc_cpu_gram_panel(const qc_kern *kern, float *dst, const float *a, int64_t lda, int64_t n, int64_t k);
-/* h[n, n] += sum over the blocks, in their order, of rows x panels; lower: the lower triangle only. */
-void qc_cpu_gram_tiles(qc_cpu_backend *cb, float *h, int64_t ldh, int64_t n, const qc_gram_block *blocks,
-                       int64_t n_blocks, bool lower);
+/* h[n_rows, n_cols] += sum over the blocks, in their order, of rows x panels; lower: the lower triangle only.
+ */
+void qc_cpu_gram_tiles(qc_cpu_backend *cb, float *h, int64_t ldh, int64_t n_rows, int64_t n_cols,
+                       const qc_gram_block *blocks, int64_t n_blocks, bool lower);
 
 /* y[m, n] = x[m, k] w[n, k]^T, or += with accumulate, by the BLAS library on the calling thread. The only
  * file that knows it is blas.c. */

@@ -123,7 +123,7 @@ static int64_t factor_blocks(factor_job *job, double *pivots)
         if (bad >= 0)
             return bad;
         qc_pool_run(job->cb->pool, qc_ceil_div(job->j0, nr), panel_task, job);
-        qc_cpu_gram_tiles(job->cb, job->a, job->n, job->j0, &job->block, 1, true);
+        qc_cpu_gram_tiles(job->cb, job->a, job->n, job->j0, job->j0, &job->block, 1, true);
     }
     return -1;
 }

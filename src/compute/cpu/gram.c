@@ -25,9 +25,9 @@ void qc_cpu_gram_panel(const qc_kern *kern, float *dst, const float *a, int64_t 
 typedef struct tiles_job {
     const qc_kern *kern;
     float *h;
-    int64_t ldh, n;
+    int64_t ldh, n_rows, n_cols;
     const qc_gram_block *blocks;
-    int64_t n_blocks, tile, n_side;
+    int64_t n_blocks, tile, tiles_per_row;
     bool lower;
 } tiles_job;
 
@@ -62,85 +62,96 @@ static void tiles_task(void *ctx, int64_t task, int thread)
 {
     (void)thread;
     const tiles_job *job = ctx;
-    int64_t row = task / job->n_side, col = task % job->n_side;
+    int64_t row = task / job->tiles_per_row, col = task % job->tiles_per_row;
     if (job->lower) { /* tasks count the tiles of the triangle by rows, the longest row first */
-        for (row = job->n_side - 1, col = task; col > row; row--)
+        for (row = job->tiles_per_row - 1, col = task; col > row; row--)
             col -= row + 1;
     }
     int64_t i0 = row * job->tile, j0 = col * job->tile;
     for (int64_t b = 0; b < job->n_blocks; b++)
-        add_tile(job, &job->blocks[b], i0, qc_min_i64(job->tile, job->n - i0), j0,
-                 qc_min_i64(job->tile, job->n - j0));
+        add_tile(job, &job->blocks[b], i0, qc_min_i64(job->tile, job->n_rows - i0), j0,
+                 qc_min_i64(job->tile, job->n_cols - j0));
 }
 
-void qc_cpu_gram_tiles(qc_cpu_backend *cb, float *h, int64_t ldh, int64_t n, const qc_gram_block *blocks,
-                       int64_t n_blocks, bool lower)
+void qc_cpu_gram_tiles(qc_cpu_backend *cb, float *h, int64_t ldh, int64_t n_rows, int64_t n_cols,
+                       const qc_gram_block *blocks, int64_t n_blocks, bool lower)
 {
     tiles_job job = {.kern = &cb->kern,
                      .h = h,
                      .ldh = ldh,
-                     .n = n,
+                     .n_rows = n_rows,
+                     .n_cols = n_cols,
                      .blocks = blocks,
                      .n_blocks = n_blocks,
-                     .tile = n > SMALL_DIMS ? TILE : TILE_SMALL,
+                     .tile = qc_min_i64(n_rows, n_cols) > SMALL_DIMS ? TILE : TILE_SMALL,
                      .lower = lower};
-    job.n_side = qc_ceil_div(n, job.tile);
-    qc_pool_run(cb->pool, lower ? job.n_side * (job.n_side + 1) / 2 : job.n_side * job.n_side, tiles_task,
-                &job);
+    int64_t n = qc_ceil_div(n_rows, job.tile);
+    job.tiles_per_row = qc_ceil_div(n_cols, job.tile);
+    qc_pool_run(cb->pool, lower ? n * (n + 1) / 2 : n * job.tiles_per_row, tiles_task, &job);
 }
 
 typedef struct layout_job {
     const qc_kern *kern;
     const float *a, *b;
-    int64_t lda, ldb, n;
+    int64_t lda, ldb, n_rows, n_cols;
     float alpha;
     const qc_gram_block *blocks;
     int64_t n_tasks_of_block;
+    float *scratch; /* [threads, QC_GRAM_TOKENS, nr]: panels of a that nothing else needs */
 } layout_job;
 
-/* Some panels of one block, and the same columns as rows. */
+/* Some columns of one block: those of a as rows, those of b (or a) as panels. */
 static void layout_task(void *ctx, int64_t task, int thread)
 {
-    (void)thread;
     const layout_job *job = ctx;
     const qc_kern *kern = job->kern;
     int64_t nr = kern->nr, index = task / job->n_tasks_of_block;
     const qc_gram_block *block = &job->blocks[index];
     int64_t j0 = task % job->n_tasks_of_block * PANELS_PER_TASK * nr, t0 = index * QC_GRAM_TOKENS;
-    int64_t end = qc_min_i64(job->n, j0 + PANELS_PER_TASK * nr);
-    for (int64_t j = j0; j < end; j += nr) {
-        int64_t n = qc_min_i64(nr, job->n - j);
-        float *panel = block->panels + j * block->n_tokens;
-        qc_cpu_gram_panel(kern, panel, job->a + t0 * job->lda + j, job->lda, n, block->n_tokens);
-        kern->unpack(block->rows + j * QC_GRAM_LD, QC_GRAM_LD, panel, n, block->n_tokens, job->alpha);
-        if (job->b)
-            qc_cpu_gram_panel(kern, panel, job->b + t0 * job->ldb + j, job->ldb, n, block->n_tokens);
+    int64_t end = j0 + PANELS_PER_TASK * nr, n_tokens = block->n_tokens;
+    for (int64_t j = j0; j < qc_min_i64(job->n_rows, end);
+         j += nr) { /* a panel of a on the way to its rows */
+        int64_t n = qc_min_i64(nr, job->n_rows - j);
+        float *panel = job->b ? job->scratch + thread * nr * QC_GRAM_TOKENS : block->panels + j * n_tokens;
+        qc_cpu_gram_panel(kern, panel, job->a + t0 * job->lda + j, job->lda, n, n_tokens);
+        kern->unpack(block->rows + j * QC_GRAM_LD, QC_GRAM_LD, panel, n, n_tokens, job->alpha);
     }
+    for (int64_t j = j0; job->b && j < qc_min_i64(job->n_cols, end); j += nr)
+        qc_cpu_gram_panel(kern, block->panels + j * n_tokens, job->b + t0 * job->ldb + j, job->ldb,
+                          qc_min_i64(nr, job->n_cols - j), n_tokens);
 }
 
 int qc_cpu_gram(qc_backend *be, float *h, const float *a, int64_t lda, const float *b, int64_t ldb,
-                int64_t n_tokens, int64_t n_dims, float alpha, qc_err *err)
+                int64_t n_tokens, int64_t n_rows, int64_t n_cols, float alpha, qc_err *err)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
-    int64_t elems = qc_cpu_gram_elems(&cb->kern, n_dims);
+    int64_t elems_rows = qc_cpu_gram_elems(&cb->kern, n_rows),
+            elems = elems_rows + qc_cpu_gram_elems(&cb->kern, n_cols);
     int64_t group = qc_min_i64(GROUP_BLOCKS, qc_ceil_div(n_tokens, QC_GRAM_TOKENS));
-    float *scratch = qc_cpu_scratch(cb, 2 * group * elems, err);
+    float *scratch =
+        qc_cpu_scratch(cb, group * elems + qc_pool_size(cb->pool) * cb->kern.nr * QC_GRAM_TOKENS, err);
     if (!scratch)
         return QC_E_RESOURCE;
     qc_gram_block blocks[GROUP_BLOCKS];
-    layout_job job = {.kern = &cb->kern, .lda = lda, .ldb = ldb, .n = n_dims, .alpha = alpha};
-    job.blocks = blocks;
-    job.n_tasks_of_block = qc_ceil_div(n_dims, PANELS_PER_TASK * cb->kern.nr);
+    layout_job job = {.kern = &cb->kern,
+                      .lda = lda,
+                      .ldb = ldb,
+                      .n_rows = n_rows,
+                      .n_cols = n_cols,
+                      .alpha = alpha,
+                      .blocks = blocks,
+                      .scratch = scratch + group * elems};
+    job.n_tasks_of_block = qc_ceil_div(qc_max_i64(n_rows, n_cols), PANELS_PER_TASK * cb->kern.nr);
     for (int64_t t = 0; t < n_tokens;) {
         int64_t n_blocks = 0;
         job.a = a + t * lda;
         job.b = b ? b + t * ldb : NULL;
         for (; n_blocks < group && t < n_tokens; t += QC_GRAM_TOKENS, n_blocks++)
-            blocks[n_blocks] = (qc_gram_block){.rows = scratch + 2 * n_blocks * elems,
-                                               .panels = scratch + (2 * n_blocks + 1) * elems,
+            blocks[n_blocks] = (qc_gram_block){.rows = scratch + n_blocks * elems,
+                                               .panels = scratch + n_blocks * elems + elems_rows,
                                                .n_tokens = qc_min_i64(QC_GRAM_TOKENS, n_tokens - t)};
         qc_pool_run(cb->pool, n_blocks * job.n_tasks_of_block, layout_task, &job);
-        qc_cpu_gram_tiles(cb, h, n_dims, n_dims, blocks, n_blocks, !b);
+        qc_cpu_gram_tiles(cb, h, n_cols, n_rows, n_cols, blocks, n_blocks, !b);
     }
     return QC_OK;
 }
