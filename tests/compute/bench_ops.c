@@ -240,13 +240,13 @@ typedef struct hessian_args {
 static void run_gram(qc_backend *be, void *args)
 {
     hessian_args *a = args;
-    be->gram(be, a->work, a->a, a->n, NULL, 0, a->tokens, a->n, 1, NULL);
+    be->gram(be, a->work, a->a, a->n, NULL, 0, a->tokens, a->n, a->n, 1, NULL);
 }
 
 static void run_gram_full(qc_backend *be, void *args)
 {
     hessian_args *a = args;
-    be->gram(be, a->work, a->a, a->n, a->a, a->n, a->tokens, a->n, 1, NULL);
+    be->gram(be, a->work, a->a, a->n, a->a, a->n, a->tokens, a->n, a->n, 1, NULL);
 }
 
 static void run_stats(qc_backend *be, void *args)

@@ -760,6 +760,7 @@ START_TEST(corrected_target)
     qc_free(h);
     qc_free(w);
     qc_free(d);
+    qc_free(res);
 }
 END_TEST
 
