@@ -543,3 +543,19 @@ int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backen
         rc = add_tied_name(model, writer, err);
     return rc;
 }
+
+int qc_convert_count(const qc_convert_plan *plan, const qc_model *model, qc_qpk_writer *writer,
+                     uint64_t *ret_bytes, qc_err *err)
+{
+    for (int64_t i = 0; i < plan->n_items; i++) {
+        const qc_convert_item *item = &plan->items[i];
+        qc_tensor_info out;
+        if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
+            continue;
+        stored_info(model->src->info(model->src, item->tensor), item, &out);
+        QC_TRY(qc_qpk_count_tensor(writer, &out, err));
+    }
+    if (model->config.tied)
+        QC_TRY(add_tied_name(model, writer, err));
+    return qc_qpk_count(writer, ret_bytes, err);
+}

@@ -56,6 +56,10 @@ int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backen
                    const qc_convert_options *options, qc_qpk_writer *writer, qc_account_list *accounts,
                    qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
 
+/* Size of the file that the plan would make, in a writer that only counts and has side files and metadata. */
+int qc_convert_count(const qc_convert_plan *plan, const qc_model *model, qc_qpk_writer *writer,
+                     uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+
 /* Write the normalised config as metadata of the packed file, under the keys of docs/formats/qpk.md: what an
  * engine needs without reading config.json. */
 int qc_convert_metadata(const qc_model_config *config, qc_qpk_writer *writer, qc_err *err) QC_WARN_UNUSED;

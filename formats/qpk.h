@@ -23,6 +23,13 @@ typedef struct qc_qpk_writer qc_qpk_writer;
 /* Start a packed file that will become `path` (see qc_outfile). */
 int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err) QC_WARN_UNUSED;
 
+/* A writer that writes nothing: what the same calls would make of a file can be counted before there is one.
+ * Tensors go through qc_qpk_count_tensor, qc_qpk_count gives the size of the finished file (once),
+ * qc_qpk_discard ends it. `name` is for messages. */
+int qc_qpk_create_count(const char *name, qc_qpk_writer **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_count_tensor(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err) QC_WARN_UNUSED;
+int qc_qpk_count(qc_qpk_writer *w, uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+
 /* Embed a side file ("config.json", "tokenizer.json", "manifest.json", ...), before or after tensors. */
 int qc_qpk_add_file(qc_qpk_writer *w, const char *name, const void *data, size_t n_bytes,
                     qc_err *err) QC_WARN_UNUSED;

@@ -28,7 +28,8 @@ enum {
 typedef enum { NAME_TENSOR = 't', NAME_META = 'm', NAME_FILE = 'f' } name_space;
 
 struct qc_qpk_writer {
-    qc_outfile *out;
+    qc_outfile *out;  /* NULL: nothing is written, only counted */
+    uint64_t counted; /* without out: bytes so far */
     char *path;
     qc_buf strings, metas, values, files, file_data, tensors, aliases;
     qc_map *names; /* name space + name -> index of the tensor, 0 for the others */
@@ -90,15 +91,28 @@ void qc_qpk_discard(qc_qpk_writer *w)
     writer_free(w);
 }
 
+static uint64_t out_offset(const qc_qpk_writer *w)
+{
+    return w->out ? qc_outfile_offset(w->out) : w->counted;
+}
+
+static int out_write(qc_qpk_writer *w, const void *data, size_t n_bytes, qc_err *err)
+{
+    if (w->out)
+        return qc_outfile_write(w->out, data, n_bytes, err);
+    w->counted += n_bytes;
+    return QC_OK;
+}
+
 /* Zero bytes up to the next multiple of `align`. */
 static int pad_to(qc_qpk_writer *w, uint64_t align, qc_err *err)
 {
     static const uint8_t zeros[QPK_PAGE_BYTES];
-    uint64_t over = qc_outfile_offset(w->out) % align;
-    return over ? qc_outfile_write(w->out, zeros, align - over, err) : QC_OK;
+    uint64_t over = out_offset(w) % align;
+    return over ? out_write(w, zeros, align - over, err) : QC_OK;
 }
 
-int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err)
+static int create(const char *path, bool count, bool force, qc_qpk_writer **ret, qc_err *err)
 {
     static const uint8_t zeros[QPK_PAGE_BYTES]; /* room of the header */
     qc_qpk_writer *w = qc_calloc(1, sizeof *w);
@@ -113,10 +127,10 @@ int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err
     }
     w->strings.max_bytes = UINT32_MAX; /* offsets are 32 bit */
     w->values.max_bytes = (size_t)UINT32_MAX * 8;
-    rc = qc_outfile_open(path, force, &w->out, err);
+    rc = count ? QC_OK : qc_outfile_open(path, force, &w->out, err);
     if (rc < 0)
         goto fail;
-    rc = qc_outfile_write(w->out, zeros, sizeof zeros, err);
+    rc = out_write(w, zeros, sizeof zeros, err);
     if (rc < 0)
         goto fail;
     *ret = w;
@@ -124,6 +138,16 @@ int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err
 fail:
     qc_qpk_discard(w);
     return rc;
+}
+
+int qc_qpk_create(const char *path, bool force, qc_qpk_writer **ret, qc_err *err)
+{
+    return create(path, false, force, ret, err);
+}
+
+int qc_qpk_create_count(const char *name, qc_qpk_writer **ret, qc_err *err)
+{
+    return create(name, true, false, ret, err);
 }
 
 /* ---- names ---- */
@@ -426,7 +450,7 @@ int qc_qpk_begin_tensor(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *er
     rec[QPK_T_N_DIMS] = (uint8_t)info->n_dims;
     for (int d = 0; d < info->n_dims; d++)
         put_u64(rec + QPK_T_SHAPE + 8 * d, (uint64_t)info->shape[d]);
-    put_u64(rec + QPK_T_OFFSET, qc_outfile_offset(w->out));
+    put_u64(rec + QPK_T_OFFSET, out_offset(w));
     w->rows = qc_tensor_rows(info);
     w->cols = qc_tensor_cols(info);
     w->grid = (qc_grid){0};
@@ -459,7 +483,7 @@ static int put_bytes(qc_qpk_writer *w, const void *data, size_t n_bytes, qc_err 
     if (n_bytes == 0)
         return QC_OK; /* data may be NULL, for which zlib starts the checksum again */
     w->crc = (uint32_t)crc32_z(w->crc, data, n_bytes);
-    return qc_outfile_write(w->out, data, n_bytes, err);
+    return out_write(w, data, n_bytes, err);
 }
 
 int qc_qpk_put_dense(qc_qpk_writer *w, const void *data, int64_t n_rows, qc_err *err)
@@ -624,13 +648,13 @@ static int put_section(qc_qpk_writer *w, uint8_t *header, int section, const qc_
 {
     QC_TRY(pad_to(w, section <= QPK_SEC_STRINGS ? QPK_PAGE_BYTES : QPK_ALIGN_BYTES, err));
     uint8_t *entry = header + QPK_H_SECTIONS + section * QPK_SECTION_BYTES;
-    put_u64(entry + QPK_S_OFFSET, qc_outfile_offset(w->out));
+    put_u64(entry + QPK_S_OFFSET, out_offset(w));
     put_u64(entry + QPK_S_BYTES, buf->n_bytes);
     if (record_bytes) {
         put_u32(entry + QPK_S_COUNT, (uint32_t)(buf->n_bytes / record_bytes));
         put_u32(entry + QPK_S_CRC, (uint32_t)crc32_z(0, (const uint8_t *)buf->data, buf->n_bytes));
     }
-    return buf->n_bytes ? qc_outfile_write(w->out, buf->data, buf->n_bytes, err) : QC_OK;
+    return buf->n_bytes ? out_write(w, buf->data, buf->n_bytes, err) : QC_OK;
 }
 
 /* Side file offsets become absolute once their section's place is known. */
@@ -648,9 +672,9 @@ static int put_sections(qc_qpk_writer *w, uint8_t *header, qc_err *err)
 {
     uint8_t *entry = header + QPK_H_SECTIONS + QPK_SEC_TENSOR_DATA * QPK_SECTION_BYTES;
     put_u64(entry + QPK_S_OFFSET, QPK_PAGE_BYTES);
-    put_u64(entry + QPK_S_BYTES, qc_outfile_offset(w->out) - QPK_PAGE_BYTES);
+    put_u64(entry + QPK_S_BYTES, out_offset(w) - QPK_PAGE_BYTES);
     QC_TRY(pad_to(w, QPK_PAGE_BYTES, err));
-    place_files(w, qc_outfile_offset(w->out));
+    place_files(w, out_offset(w));
     QC_TRY(put_section(w, header, QPK_SEC_FILE_DATA, &w->file_data, 0, err));
     QC_TRY(put_section(w, header, QPK_SEC_STRINGS, &w->strings, 1, err));
     QC_TRY(put_section(w, header, QPK_SEC_META, &w->metas, QPK_META_BYTES, err));
@@ -660,10 +684,35 @@ static int put_sections(qc_qpk_writer *w, uint8_t *header, qc_err *err)
     return put_section(w, header, QPK_SEC_ALIASES, &w->aliases, QPK_ALIAS_BYTES, err);
 }
 
+int qc_qpk_count_tensor(qc_qpk_writer *w, const qc_tensor_info *info, qc_err *err)
+{
+    QC_TRY(qc_qpk_begin_tensor(w, info, err));
+    if (w->out)
+        return qc_fail(err, QC_E_USAGE, "%s: tensor '%s' has no data", w->path, info->name);
+    w->counted += w->grid.kind == QC_GRID_NONE ? w->row_bytes * (uint64_t)w->rows
+                                               : w->layout.tile_bytes * (uint64_t)w->layout.n_tiles;
+    w->rows_done = w->rows;
+    return qc_qpk_end_tensor(w, err);
+}
+
+int qc_qpk_count(qc_qpk_writer *w, uint64_t *ret_bytes, qc_err *err)
+{
+    uint8_t header[QPK_HEADER_BYTES] = {0};
+    QC_TRY(check_state(w, false, "count", err));
+    if (w->out)
+        return qc_fail(err, QC_E_USAGE, "%s: the file is written, not counted", w->path);
+    QC_TRY(put_sections(w, header, err));
+    *ret_bytes = w->counted;
+    w->finished = true;
+    return QC_OK;
+}
+
 int qc_qpk_finish(qc_qpk_writer *w, const char **ret_temp_path, qc_err *err)
 {
     uint8_t header[QPK_HEADER_BYTES] = {0};
     QC_TRY(check_state(w, false, "finish", err));
+    if (!w->out)
+        return qc_fail(err, QC_E_USAGE, "%s: the file is only counted", w->path);
     QC_TRY(put_sections(w, header, err));
     memcpy(header + QPK_H_MAGIC, QPK_MAGIC, 8);
     put_u32(header + QPK_H_VERSION, QPK_VERSION);

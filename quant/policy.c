@@ -140,6 +140,18 @@ int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target
     return QC_OK;
 }
 
+void qc_policy_settled(const qc_policy *policy, const char *name, bool *ret_bits, bool *ret_group)
+{
+    *ret_bits = *ret_group = false;
+    for (int i = 0; i < policy->n_overrides; i++)
+        if (matches(policy->overrides[i].match, name)) {
+            *ret_bits = *ret_bits || policy->overrides[i].bits;
+            *ret_group = *ret_group || policy->overrides[i].group;
+        }
+    for (int i = 0; i < policy->n_skip; i++)
+        *ret_bits = *ret_bits || matches(policy->skip[i], name);
+}
+
 static bool matches_any(const char *pattern, const char *const *names, int64_t n_names)
 {
     for (int64_t i = 0; i < n_names; i++)

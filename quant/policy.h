@@ -52,6 +52,9 @@ int qc_policy_decide(const qc_policy *policy, const char *name, qc_target target
                      int64_t n_cols, qc_quant_spec *ret_spec, bool *ret_quantize, bool *ret_fallback,
                      qc_err *err) QC_WARN_UNUSED;
 
+/* What overrides and skips settle for a matrix of this name: its bits (16 or a skip included), its group. */
+void qc_policy_settled(const qc_policy *policy, const char *name, bool *ret_bits, bool *ret_group);
+
 /* Do all overrides and skips match at least one of the names? Else QC_E_USAGE naming the first that matches
  * nothing. */
 int qc_policy_check_used(const qc_policy *policy, const char *const *names, int64_t n_names,

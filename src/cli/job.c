@@ -4,7 +4,9 @@
 #include "convert.h"
 #include "eval.h"
 #include "gates.h"
+#include "job_budget.h"
 #include "job_calib.h"
+#include "job_file.h"
 #include "job_paths.h"
 #include "job_report.h"
 #include "job_state.h"
@@ -57,6 +59,7 @@ static void close_job(job *j, bool ended)
         output *o = &j->outputs[i];
         qc_qpk_discard(o->writer);
         qc_convert_plan_clear(&o->plan);
+        qc_job_close_budget(o);
         qc_account_list_clear(&o->accounts);
         qc_evaluation_clear(&o->evaluation);
         qc_free(o->final_path);
@@ -87,6 +90,7 @@ static void plan_resources(job *j)
     uint64_t calibration, scratch;
     qc_job_calibration_bytes(j, &calibration, &scratch);
     work = calibration > work ? calibration : work;
+    work = j->budget_plan_bytes > work ? j->budget_plan_bytes : work;
     if (j->recipe->verify.enabled) {
         const qc_model_config *c = &j->model.config;
         qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
@@ -110,44 +114,11 @@ static int check_resources(const job *j, qc_err *err)
     return qc_job_check_disk(j, err);
 }
 
-static int make_plan(job *j, qc_err *err)
-{
-    const qc_recipe *r = j->recipe;
-    j->outputs = qc_calloc((size_t)r->n_emit, sizeof *j->outputs);
-    if (!j->outputs)
-        return qc_fail_nomem(err, "outputs", (unsigned long long)r->n_emit * sizeof *j->outputs);
-    j->n_outputs = r->n_emit;
-    for (int i = 0; i < r->n_emit; i++) {
-        output *o = &j->outputs[i];
-        o->emit = &r->emit[i];
-        o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
-        o->events = &j->events;
-        for (o->lead = 0; j->outputs[o->lead].quantize != o->quantize;)
-            o->lead++;
-        if (o->lead < i)
-            o->events = &j->repeated_events;
-        qc_evaluation_init(&o->evaluation);
-        qc_policy policy;
-        qc_recipe_policy(o->quantize, &policy);
-        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err));
-        QC_TRY(qc_job_plan_calibration(j, o, err));
-    }
-    QC_TRY(qc_job_check_paths(j, err));
-    for (int i = 0; i < r->verify.n_gates; i++) {
-        QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
-        if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
-            return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
-                           r->verify.gates[i].name);
-    }
-    plan_resources(j);
-    return check_resources(j, err);
-}
-
-/* ---- run ---- */
-
 static int hash_source(job *j, qc_err *err)
 {
     double start = qc_now_seconds();
+    if (j->source_sha256)
+        return QC_OK;
     j->source_sha256 = qc_calloc((size_t)j->src->n_files + 1, sizeof *j->source_sha256);
     if (!j->source_sha256)
         return qc_fail_nomem(err, "hashes", (unsigned long long)j->src->n_files * 65);
@@ -157,26 +128,63 @@ static int hash_source(job *j, qc_err *err)
     return QC_OK;
 }
 
-static int add_side_files(const job *j, output *o, qc_err *err)
+/* What the recipe says of each output, budgets left out. */
+static int plan_outputs(job *j, qc_err *err)
 {
-    static const char *const names[] = {
-        "config.json",           "generation_config.json",  "tokenizer.json",
-        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *text = NULL;
-        size_t n_bytes = 0;
-        QC_TRY(j->src->side_file(j->src, names[i], &text, &n_bytes, err));
-        int rc = text ? qc_qpk_add_file(o->writer, names[i], text, n_bytes, err) : QC_OK;
-        qc_free(text);
-        QC_TRY(rc);
+    const qc_recipe *r = j->recipe;
+    j->outputs = qc_calloc((size_t)r->n_emit, sizeof *j->outputs);
+    if (!j->outputs)
+        return qc_fail_nomem(err, "outputs", (unsigned long long)r->n_emit * sizeof *j->outputs);
+    j->n_outputs = r->n_emit;
+    for (int i = 0; i < r->n_emit; i++) {
+        output *o = &j->outputs[i];
+        o->emit = &r->emit[i];
+        o->asked = o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
+        o->events = &j->events;
+        for (o->lead = 0; j->outputs[o->lead].asked != o->asked;)
+            o->lead++;
+        if (o->lead < i || qc_job_has_budget(o->asked)) /* a choice needs no fallback */
+            o->events = &j->repeated_events;
+        qc_evaluation_init(&o->evaluation);
+        qc_policy policy;
+        qc_recipe_policy(o->quantize, &policy);
+        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err));
+        QC_TRY(qc_job_plan_calibration(j, o, err));
     }
-    char *manifest = qc_job_embedded_manifest(j, o);
-    if (!manifest)
-        return qc_fail_nomem(err, "manifest", 4096);
-    int rc = qc_qpk_add_file(o->writer, "manifest.json", manifest, strlen(manifest), err);
-    qc_free(manifest);
-    return rc;
+    return QC_OK;
 }
+
+/* Last, since choosing takes a while. */
+static int plan_budgets(job *j, qc_err *err)
+{
+    for (int i = 0; i < j->n_outputs; i++) {
+        output *o = &j->outputs[i];
+        if (!qc_job_has_budget(o->asked))
+            continue;
+        QC_TRY(hash_source(j, err));
+        QC_TRY(qc_job_plan_budget(j, o, err));
+        QC_TRY(qc_job_plan_calibration(j, o, err));
+    }
+    return QC_OK;
+}
+
+static int make_plan(job *j, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    QC_TRY(plan_outputs(j, err));
+    QC_TRY(qc_job_check_paths(j, err));
+    for (int i = 0; i < r->verify.n_gates; i++) {
+        QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
+        if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
+            return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
+                           r->verify.gates[i].name);
+    }
+    QC_TRY(plan_budgets(j, err));
+    plan_resources(j);
+    return check_resources(j, err);
+}
+
+/* ---- run ---- */
 
 static int convert(job *j, output *o, qc_err *err)
 {
@@ -186,8 +194,7 @@ static int convert(job *j, output *o, qc_err *err)
                                   .journal = qc_job_journal(j, o),
                                   .progress = qc_progress_callback};
     int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
-    if (rc == QC_OK && (rc = add_side_files(j, o, err)) == QC_OK &&
-        (rc = qc_convert_metadata(&j->model.config, o->writer, err)) == QC_OK)
+    if (rc == QC_OK && (rc = qc_job_begin_file(j, o, o->writer, err)) == QC_OK)
         rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, o->events, err);
     qc_progress_end();
     j->times.convert += qc_now_seconds() - start;

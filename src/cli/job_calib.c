@@ -1,6 +1,7 @@
 #include "job_calib.h"
 
 #include "eval.h"
+#include "job_budget.h"
 #include "main.h"
 #include "measure.h"
 #include "pipeline.h"
@@ -22,17 +23,23 @@
 
 bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quantize)
 {
-    return quantize->method != QC_METHOD_RTN || recipe->calibration.text;
+    return quantize->method != QC_METHOD_RTN || recipe->calibration.text || qc_job_has_budget(quantize);
 }
 
 static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_err *err)
 {
+    if (q->budget.bits_average > 0 && q->budget.size_bytes)
+        return qc_fail(err, QC_E_USAGE, "quantize.budget: bits_average and size are two budgets, give one");
+    if (!r->calibration.text && qc_job_has_budget(q))
+        return qc_fail(err, QC_E_USAGE,
+                       "quantize.budget: choosing bits needs a text to measure with (calibration.text, "
+                       "--calib FILE)");
     if (!r->calibration.text)
         return qc_fail(
             err, QC_E_USAGE,
             "quantize.method: all methods but rtn need a text to calibrate with (calibration.text, "
             "--calib FILE)");
-    if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX)
+    if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX && !qc_job_has_budget(q))
         return qc_fail(err, QC_E_USAGE,
                        "calibration.text is given, but method rtn with search minmax makes no use of it");
     if (q->gptq.correct > 0 && q->gptq.inputs == 1)
@@ -124,6 +131,8 @@ int qc_job_plan_calibration(job *j, output *o, qc_err *err)
     o->calibrated = qc_job_calibrates(j->recipe, o->quantize);
     if (!o->calibrated || o != &j->outputs[o->lead])
         return QC_OK;
+    qc_free(o->journal_path);
+    o->journal_bytes = 0;
     if (!(o->journal_path = qc_asprintf("%s.journal", o->emit->path)))
         return qc_fail_nomem(err, "path", strlen(o->emit->path) + 9);
     for (int64_t i = 0; i < o->plan.n_items; i++) {

@@ -11,7 +11,8 @@ bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quanti
  * QC_E_USAGE: no text, or settings that contradict each other. */
 int qc_job_open_calibration(job *j, qc_err *err) QC_WARN_UNUSED;
 
-/* Give an output its place in a calibrated run (`lead` and `plan` are set). */
+/* Give an output its place in a calibrated run (`lead` and `plan` are set); again when its plan has changed.
+ */
 int qc_job_plan_calibration(job *j, output *o, qc_err *err) QC_WARN_UNUSED;
 
 /* Memory that calibrated runs need, and scratch bytes with them under the cap of the recipe; both 0 without

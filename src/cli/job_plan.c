@@ -1,6 +1,7 @@
 #include "job_report.h"
 
 #include "family.h"
+#include "job_budget.h"
 #include "main.h"
 #include "qc_json.h"
 
@@ -29,6 +30,14 @@ static tally count_actions(const qc_convert_plan *plan)
     return t;
 }
 
+/* A gap is found by qc_json_watched. */
+static void add_budget(cJSON *step, const job *j, const output *o)
+{
+    cJSON *budget = qc_job_budget_json(j, o);
+    if (!cJSON_AddItemToObject(step, "budget", budget))
+        cJSON_Delete(budget);
+}
+
 cJSON *qc_job_plan_json(const job *j)
 {
     qc_json_watch();
@@ -49,6 +58,8 @@ cJSON *qc_job_plan_json(const job *j)
         cJSON_AddNumberToObject(s, "copied", (double)t.n_copied);
         cJSON_AddNumberToObject(s, "kept16", (double)t.n_kept16);
         cJSON_AddNumberToObject(s, "left_out", (double)t.n_left_out);
+        if (qc_job_has_budget(o->asked))
+            add_budget(s, j, o);
         if (o->journal_path) {
             cJSON_AddStringToObject(s, "journal", o->journal_path);
             cJSON_AddNumberToObject(s, "journal_bytes", (double)o->journal_bytes);
@@ -61,6 +72,18 @@ cJSON *qc_job_plan_json(const job *j)
     cJSON_AddNumberToObject(plan, "verify_windows", (double)j->windows.n_windows);
     cJSON_AddNumberToObject(plan, "verify_length", (double)j->windows.length);
     return qc_json_watched(plan);
+}
+
+static int print_budget(const job *j, const output *o, qc_err *err)
+{
+    qc_buf text = {0};
+    if (!qc_job_has_budget(o->asked))
+        return QC_OK;
+    int rc = qc_job_budget_text(j, o, o == &j->outputs[o->lead], &text, err);
+    if (rc == QC_OK)
+        printf("budget   %s", text.data);
+    qc_buf_clear(&text);
+    return rc;
 }
 
 int qc_job_print_plan(const job *j, qc_err *err)
@@ -90,6 +113,8 @@ int qc_job_print_plan(const job *j, qc_err *err)
         else
             printf("         read it back and compare its sums\n");
     }
+    for (int i = 0; i < j->n_outputs; i++)
+        QC_TRY(print_budget(j, &j->outputs[i], err));
     printf("memory   about %.0f MB at the peak\n", mb(j->peak_plan_bytes));
     printf("disk     %.1f MB, without tokenizer and config\n", mb(j->disk_plan_bytes));
     return QC_OK;

@@ -1,6 +1,7 @@
 #include "job_report.h"
 
 #include "family.h"
+#include "job_budget.h"
 #include "main.h"
 #include "qc_alloc.h"
 #include "qc_cpu.h"
@@ -16,7 +17,7 @@ typedef struct inputs {
     qc_report_file *sources;
     qc_report_output *outputs;
     cJSON *recipe, *plan;
-    qc_report_timing timings[6];
+    qc_report_timing timings[7];
 } inputs;
 
 static void free_inputs(inputs *x)
@@ -36,6 +37,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .plan = qc_job_plan_json(j),
         .timings = {{"open", j->times.open},
                     {"hash", j->times.hash},
+                    {"budget", j->times.budget},
                     {"calibrate", j->times.calibrate},
                     {"convert", j->times.convert},
                     {"verify", j->times.verify},
@@ -114,6 +116,18 @@ static int write_document(const job *j, const char *path, char *text, qc_err *er
     return rc;
 }
 
+static int print_budget(const job *j, const output *o, qc_err *err)
+{
+    qc_buf text = {0};
+    if (!qc_job_has_budget(o->asked))
+        return QC_OK;
+    int rc = qc_job_budget_text(j, o, false, &text, err);
+    if (rc == QC_OK)
+        printf("budget          %s", text.data);
+    qc_buf_clear(&text);
+    return rc;
+}
+
 static int print_summary(const job *j, const inputs *x, qc_err *err)
 {
     if (j->options->json)
@@ -122,6 +136,8 @@ static int print_summary(const job *j, const inputs *x, qc_err *err)
     int rc = j->options->quiet ? QC_OK : qc_report_text(&x->in, &text, err);
     if (rc == QC_OK && text.data)
         fputs(text.data, stdout);
+    for (int i = 0; i < j->n_outputs && rc == QC_OK && !j->options->quiet; i++)
+        rc = print_budget(j, &j->outputs[i], err);
     if (rc == QC_OK && !j->options->quiet && j->recipe->report.json)
         printf("report          %s\n", j->recipe->report.json);
     qc_buf_clear(&text);

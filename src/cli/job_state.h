@@ -2,6 +2,7 @@
 #ifndef QC_CLI_JOB_STATE_H
 #define QC_CLI_JOB_STATE_H
 
+#include "assign.h"
 #include "backend.h"
 #include "convert.h"
 #include "corpus.h"
@@ -14,7 +15,11 @@
 
 typedef struct output {
     const qc_recipe_emit *emit;
-    const qc_recipe_quantize *quantize; /* the recipe's or the entry's own */
+    const qc_recipe_quantize *asked;    /* the recipe's or the entry's own */
+    const qc_recipe_quantize *quantize; /* what is done: the same, or with the choice of a bit budget */
+    qc_recipe_quantize chosen;          /* of a lead with a budget; owns its overrides, borrows the rest */
+    qc_assignment assignment;           /* of a lead with a budget */
+    uint64_t budget_bytes;              /* of the file, expected; of a lead with a budget */
     qc_event_list *events;              /* the job's, or where those of an earlier output repeat */
     int lead; /* first output with these grids, which has the calibrated run of all of them */
     bool calibrated;
@@ -35,7 +40,7 @@ typedef struct output {
 
 /* Wall seconds of the phases of all outputs. */
 typedef struct job_times {
-    double open, hash, calibrate, convert, verify, total;
+    double open, hash, budget, calibrate, convert, verify, total;
 } job_times;
 
 typedef struct job {
@@ -49,7 +54,7 @@ typedef struct job {
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
     qc_corpus corpus; /* empty without calibration */
-    uint64_t corpus_plan_bytes;
+    uint64_t corpus_plan_bytes, budget_plan_bytes;
     qc_calibration calibration; /* what the report says of it */
     output *outputs;
     int n_outputs;

@@ -14,6 +14,8 @@ static const qc_opt qconvert_opts[] = {
      .help = "grid with a zero point per group"},
     {"search", .key = "quantize.weights.search"},
     {"group-fallback", .key = "quantize.weights.group_fallback"},
+    {"bits-average", .key = "quantize.budget.bits_average"},
+    {"size", .key = "quantize.budget.size"},
     {"embedding-bits", .key = "quantize.embedding.bits"},
     {"override", .key = "quantize.overrides", .arg = "GLOB:KEY=N,...",
      .help = "another grid for tensors whose name matches, as '*.down_proj:bits=8,group=64'; may be "

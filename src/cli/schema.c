@@ -115,10 +115,10 @@ static const qc_key override_keys[] = {
 
 static const qc_key budget_keys[] = {
 #define S qc_recipe_budget
-    {"bits_average", QC_KEY_FLOAT, FIELD(S, bits_average), .min = 2, .max = 16, .now = "", .unit = "bits",
-     .help = "average bits per weight to reach"},
-    {"size", QC_KEY_SIZE, FIELD(S, size_bytes), .now = "", .unit = "bytes",
-     .help = "size of the artifact to reach"},
+    {"bits_average", QC_KEY_FLOAT, FIELD(S, bits_average), .min = 2, .max = 16, .unit = "bits",
+     .help = "average bits per weight of all matrices together, scales included, to stay within"},
+    {"size", QC_KEY_SIZE, FIELD(S, size_bytes), .unit = "bytes",
+     .help = "size of the artifact to stay within"},
     {0}
 #undef S
 };
@@ -139,7 +139,7 @@ static const qc_key quantize_keys[] = {
     {"skip", QC_KEY_LIST, COUNTED(S, skip), .elem_bytes = sizeof(char *),
      .help = "globs of tensors that stay 16 bit"},
     {"budget", QC_KEY_MAP, FIELD(S, budget), .sub = budget_keys, .words = "none",
-     .help = "choose bits per tensor to reach a size"},
+     .help = "choose bits and group per matrix, by what each does to the model on calibration.text"},
     {0}
 #undef S
 };

@@ -1,0 +1,268 @@
+#include "job_budget.h"
+
+#include "job_file.h"
+#include "main.h"
+#include "progress.h"
+#include "qc_alloc.h"
+#include "qc_json.h"
+#include "qc_math.h"
+#include "qc_time.h"
+#include "sensitivity.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Tokens that the damage is measured with: the first of windows spread over the calibration text. More of
+ * them change the choice little (docs/methods/budget.md). */
+enum { SAMPLE_WINDOWS = 4, SAMPLE_LENGTH = 128 };
+
+/* The manifest inside the file names the choice, so its size moves with it; a few corrections are enough,
+ * since the file grows in pages. */
+enum { MAX_CORRECTIONS = 8 };
+
+bool qc_job_has_budget(const qc_recipe_quantize *quantize)
+{
+    return quantize->budget.bits_average > 0 || quantize->budget.size_bytes > 0;
+}
+
+/* ---- measuring ---- */
+
+static int64_t sample_windows(const job *j)
+{
+    return qc_min_i64(SAMPLE_WINDOWS, j->corpus.n_windows);
+}
+
+static int64_t sample_length(const job *j)
+{
+    return qc_min_i64(SAMPLE_LENGTH, j->corpus.length);
+}
+
+static int measure(job *j, qc_assignment *a, qc_err *err)
+{
+    int64_t n = sample_windows(j), length = sample_length(j);
+    uint64_t cap = j->recipe->run.memory_bytes, full, least;
+    qc_sensitivity_options options = {.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
+                                      .scratch_folder = j->recipe->run.scratch,
+                                      .progress = qc_progress_callback};
+    int32_t *ids = qc_alloc((size_t)(n * length), sizeof *ids);
+    if (!ids)
+        return qc_fail_nomem(err, "sample", (unsigned long long)(n * length) * sizeof *ids);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(ids + i * length, j->corpus.ids + (i * j->corpus.n_windows / n) * j->corpus.length,
+               (size_t)length * sizeof *ids);
+    qc_sensitivity_plan_bytes(&j->model.config, a->n_units, n, length, &full, &least);
+    j->budget_plan_bytes = options.memory_bytes && full > options.memory_bytes ? least : full;
+    double start = qc_now_seconds();
+    qc_progress_begin("measure", 1);
+    int rc = qc_sensitivity_measure(&j->model, j->be, ids, n, length, a, &options, err);
+    qc_progress_end();
+    j->times.budget += qc_now_seconds() - start;
+    qc_free(ids);
+    return rc;
+}
+
+/* ---- choosing ---- */
+
+/* Put the choice that o->assignment holds into quantize and plan. */
+static int adopt(job *j, output *o, qc_err *err)
+{
+    qc_policy policy;
+    qc_recipe_quantize q = *o->asked;
+    qc_recipe_policy(o->asked, &policy);
+    QC_TRY(qc_assignment_overrides(&o->assignment, &j->model, &policy, &q.overrides, &q.n_overrides, err));
+    q.budget = (qc_recipe_budget){0};
+    qc_overrides_free(o->chosen.overrides, o->chosen.n_overrides);
+    o->chosen = q;
+    o->quantize = &o->chosen;
+    qc_convert_plan_clear(&o->plan);
+    qc_recipe_policy(&o->chosen, &policy);
+    return qc_convert_plan_make(&j->model, &policy, &j->repeated_events, &o->plan, err);
+}
+
+static int count_file(job *j, const output *o, uint64_t *ret, qc_err *err)
+{
+    qc_qpk_writer *writer;
+    QC_TRY(qc_qpk_create_count(o->emit->path, &writer, err));
+    int rc = qc_job_begin_file(j, o, writer, err);
+    if (rc == QC_OK)
+        rc = qc_convert_count(&o->plan, &j->model, writer, ret, err);
+    qc_qpk_discard(writer);
+    return rc;
+}
+
+static int choose(job *j, output *o, uint64_t tensor_bytes, qc_err *err)
+{
+    QC_TRY(qc_assignment_solve(&o->assignment, tensor_bytes, err));
+    QC_TRY(adopt(j, o, err));
+    return count_file(j, o, &o->budget_bytes, err);
+}
+
+/* The range of the key that was asked for, from the bytes of tensors at both ends. */
+static int refuse(job *j, output *o, qc_err *err)
+{
+    const qc_recipe_budget *b = &o->asked->budget;
+    uint64_t least, most, rest;
+    qc_assignment_range(&o->assignment, &least, &most);
+    if (!b->size_bytes)
+        return qc_fail(err, QC_E_USAGE,
+                       "quantize.budget.bits_average %.6g can not be reached, %.3f to %.3f can",
+                       b->bits_average, ceil(qc_assignment_bits(&o->assignment, least) * 1000 - 1e-6) / 1000,
+                       floor(qc_assignment_bits(&o->assignment, most) * 1000 + 1e-6) / 1000);
+    QC_TRY(choose(j, o, most, err));
+    rest = o->budget_bytes - qc_assignment_bytes(&o->assignment);
+    return qc_fail(err, QC_E_USAGE,
+                   "quantize.budget.size: %.2f MB can not be reached, about %.2f MB to %.2f MB can",
+                   (double)b->size_bytes / 1e6, (double)(least + rest) / 1e6, (double)(most + rest) / 1e6);
+}
+
+static int choose_bits(job *j, output *o, qc_err *err)
+{
+    uint64_t least, most, budget = qc_assignment_bytes_at(&o->assignment, o->asked->budget.bits_average);
+    qc_assignment_range(&o->assignment, &least, &most);
+    if (budget < least || qc_assignment_bits(&o->assignment, most) < o->asked->budget.bits_average)
+        return refuse(j, o, err);
+    return choose(j, o, budget, err);
+}
+
+/* The largest budget of tensor bytes with which the whole file stays within its size. */
+static int choose_size(job *j, output *o, qc_err *err)
+{
+    uint64_t least, most, size = o->asked->budget.size_bytes, best = 0;
+    qc_assignment_range(&o->assignment, &least, &most);
+    uint64_t budget = size < most ? size : most;
+    for (int i = 0; i < MAX_CORRECTIONS && budget >= least; i++) {
+        QC_TRY(choose(j, o, budget, err));
+        if (o->budget_bytes > size) {
+            uint64_t over = o->budget_bytes - size;
+            if (best)
+                break;
+            budget -= over < budget ? over : budget;
+            continue;
+        }
+        uint64_t used = qc_assignment_bytes(&o->assignment), rest = size - o->budget_bytes;
+        if (rest > 0 && used == most)
+            return refuse(j, o, err);
+        if (used + rest <= budget)
+            return QC_OK; /* nothing is left that this choice could not have had */
+        best = budget;
+        budget = used + rest;
+    }
+    return best ? choose(j, o, best, err) : refuse(j, o, err);
+}
+
+static int plan_lead(job *j, output *o, qc_err *err)
+{
+    qc_policy policy;
+    qc_recipe_policy(o->asked, &policy);
+    QC_TRY(qc_assignment_make(&j->model, &policy, &o->plan, &o->assignment, err));
+    QC_TRY(measure(j, &o->assignment, err));
+    return o->asked->budget.size_bytes ? choose_size(j, o, err) : choose_bits(j, o, err);
+}
+
+int qc_job_plan_budget(job *j, output *o, qc_err *err)
+{
+    const output *lead = &j->outputs[o->lead];
+    if (!qc_job_has_budget(o->asked))
+        return QC_OK;
+    if (o == lead)
+        return plan_lead(j, o, err);
+    qc_policy policy;
+    o->quantize = lead->quantize;
+    qc_convert_plan_clear(&o->plan);
+    qc_recipe_policy(o->quantize, &policy);
+    return qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err);
+}
+
+void qc_job_close_budget(output *o)
+{
+    qc_overrides_free(o->chosen.overrides, o->chosen.n_overrides);
+    qc_assignment_clear(&o->assignment);
+}
+
+/* ---- telling ---- */
+
+static const char *part_name(const qc_unit *unit)
+{
+    return unit->layer >= 0 ? qc_stage_name(unit->stage) : unit->embedding ? "embedding" : "head";
+}
+
+static void unit_json(cJSON *out, const job *j, const qc_unit *unit)
+{
+    const qc_grid_choice *c = &unit->choices[unit->chosen];
+    if (unit->layer >= 0)
+        cJSON_AddNumberToObject(out, "layer", unit->layer);
+    else
+        cJSON_AddNullToObject(out, "layer");
+    cJSON_AddStringToObject(out, "part", part_name(unit));
+    cJSON *names = cJSON_AddArrayToObject(out, "tensors");
+    for (int i = 0; i < unit->n_tensors; i++)
+        qc_json_add_item(names, cJSON_CreateString(j->src->info(j->src, unit->tensors[i])->name));
+    cJSON_AddNumberToObject(out, "bits", c->bits);
+    cJSON_AddNumberToObject(out, "group", c->bits == 16 ? 0 : (double)c->group);
+    cJSON_AddNumberToObject(out, "bytes", (double)c->bytes);
+    cJSON_AddNumberToObject(out, "kld", c->damage);
+    cJSON_AddNumberToObject(out, "measured_bits", unit->choices[unit->reference].bits);
+    cJSON_AddNumberToObject(out, "measured_kld", unit->choices[unit->reference].damage);
+}
+
+cJSON *qc_job_budget_json(const job *j, const output *o)
+{
+    const output *lead = &j->outputs[o->lead];
+    const qc_assignment *a = &lead->assignment;
+    const qc_recipe_budget *asked = &o->asked->budget;
+    cJSON *out = cJSON_CreateObject(), *ask = cJSON_AddObjectToObject(out, "asked");
+    if (asked->size_bytes)
+        cJSON_AddNumberToObject(ask, "size", (double)asked->size_bytes);
+    else
+        cJSON_AddNumberToObject(ask, "bits_average", asked->bits_average);
+    cJSON_AddNumberToObject(out, "bits_average", qc_assignment_bits(a, qc_assignment_bytes(a)));
+    cJSON_AddNumberToObject(out, "weights", a->n_weights);
+    cJSON_AddNumberToObject(out, "size", (double)lead->budget_bytes);
+    cJSON_AddNumberToObject(out, "expected_kld", qc_assignment_damage(a));
+    cJSON_AddNumberToObject(out, "least_kld", a->bound);
+    cJSON_AddNumberToObject(out, "sample_windows", (double)sample_windows(j));
+    cJSON_AddNumberToObject(out, "sample_length", (double)sample_length(j));
+    cJSON *units = cJSON_AddArrayToObject(out, "units");
+    for (int u = 0; u < a->n_units; u++)
+        unit_json(qc_json_add_item(units, cJSON_CreateObject()), j, &a->units[u]);
+    return out;
+}
+
+static int override_text(const qc_override *v, qc_buf *ret, qc_err *err)
+{
+    QC_TRY(qc_buf_printf(ret, err, "    - {match: '"));
+    for (const char *p = v->match; *p; p++)
+        QC_TRY(qc_buf_printf(ret, err, *p == '\'' ? "''" : "%c", *p));
+    QC_TRY(qc_buf_printf(ret, err, "'"));
+    if (v->bits)
+        QC_TRY(qc_buf_printf(ret, err, ", bits: %d", v->bits));
+    if (v->group == -1)
+        QC_TRY(qc_buf_printf(ret, err, ", group: channel"));
+    else if (v->group)
+        QC_TRY(qc_buf_printf(ret, err, ", group: %lld", (long long)v->group));
+    if (v->symmetric >= 0)
+        QC_TRY(qc_buf_printf(ret, err, ", symmetric: %s", v->symmetric ? "true" : "false"));
+    return qc_buf_printf(ret, err, "}\n");
+}
+
+int qc_job_budget_text(const job *j, const output *o, bool recipe, qc_buf *ret, qc_err *err)
+{
+    const output *lead = &j->outputs[o->lead];
+    const qc_assignment *a = &lead->assignment;
+    const qc_recipe_budget *asked = &o->asked->budget;
+    if (asked->size_bytes)
+        QC_TRY(qc_buf_printf(ret, err, "%.3f MB asked, ", (double)asked->size_bytes / 1e6));
+    else
+        QC_TRY(qc_buf_printf(ret, err, "%.6g bits per weight asked, ", asked->bits_average));
+    QC_TRY(qc_buf_printf(
+        ret, err,
+        "%.3f bits per weight and %.3f MB chosen, expected KL divergence %.3g (rounding to nearest)\n",
+        qc_assignment_bits(a, qc_assignment_bytes(a)), (double)lead->budget_bytes / 1e6,
+        qc_assignment_damage(a)));
+    if (!recipe)
+        return QC_OK;
+    QC_TRY(qc_buf_printf(ret, err, "quantize:\n  overrides:\n"));
+    for (int i = 0; i < o->quantize->n_overrides; i++)
+        QC_TRY(override_text(&o->quantize->overrides[i], ret, err));
+    return QC_OK;
+}
