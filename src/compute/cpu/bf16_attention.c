@@ -10,7 +10,7 @@
 
 enum {
     GROUP = 32,                  /* queries of a task */
-    BLOCK_KEYS = 256,            /* a multiple of QC_BF16_INPUTS */
+    BLOCK_KEYS = 512,            /* a multiple of QC_BF16_INPUTS */
     SCORES_LD = BLOCK_KEYS + 16, /* rows 1024 bytes apart would share few sets of the cache */
     PACK_KEYS = 64
 };

@@ -4,7 +4,6 @@
 #include "kern_bf16.h"
 
 #include <immintrin.h>
-#include <math.h>
 #include <string.h>
 
 /* Sums of DR rows x two strips of columns stay in registers. */
@@ -115,19 +114,17 @@ static void product_dot(float *c, int64_t ldc, const uint16_t *a, int64_t a_stri
         }
 }
 
-/* 2^(x log2(e)) for x <= 0, within 3 u: 2^n p(r), |r| <= 1/2, p minimax of degree 5 (own fit). NaN stays NaN.
- */
-static inline __m512 exp_weight(__m512 x)
+/* 2^t within 3 u: 2^floor(t) p(t - floor(t)), p minimax of degree 5 on 0 .. 1 (own fit). NaN stays NaN; t is
+ * not minus infinity. */
+static inline __m512 exp2_weight(__m512 t)
 {
-    __m512 t = _mm512_max_ps(_mm512_set1_ps(-160), _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
-    __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(t, n);
-    __m512 p = _mm512_fmadd_ps(r, _mm512_set1_ps(0.0013264727f), _mm512_set1_ps(0.009671513f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.055507336f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.24022242f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.693147f));
+    __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_fmadd_ps(r, _mm512_set1_ps(0.00186713f), _mm512_set1_ps(0.009017031f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.055799913f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.24016444f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.6931513f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1));
-    return _mm512_scalef_ps(p, n);
+    return _mm512_scalef_ps(p, t);
 }
 
 /* Lanes lo <= i < hi of i = at .. at + 15. */
@@ -139,35 +136,48 @@ static inline __mmask16 lanes(int64_t at, int64_t lo, int64_t hi)
            _mm512_cmplt_epi32_mask(i, _mm512_set1_epi32((int)hi));
 }
 
+/* Largest of s[lo .. hi - 1] and max. A NaN does not become it. */
+static inline float row_max(const float *s, int64_t lo, int64_t hi, float max)
+{
+    __m512 m0 = _mm512_set1_ps(max), m1 = m0;
+    int64_t i = lo;
+    for (; i + 32 <= hi; i += 32) {
+        m0 = _mm512_max_ps(_mm512_loadu_ps(s + i), m0);
+        m1 = _mm512_max_ps(_mm512_loadu_ps(s + i + 16), m1);
+    }
+    for (; i < hi; i += 16) {
+        __mmask16 mask = hi - i >= 16 ? 0xffff : (__mmask16)((1u << (hi - i)) - 1);
+        m0 = _mm512_mask_max_ps(m0, mask, _mm512_maskz_loadu_ps(mask, s + i), m0);
+    }
+    return _mm512_reduce_max_ps(_mm512_max_ps(m0, m1));
+}
+
+/* exp(s - max) = 2^(s log2(e) - max log2(e)) */
 static float softmax_bf16(uint16_t *weights, float *s, int64_t lo, int64_t hi, int64_t n,
                           qc_softmax_state *state)
 {
-    int64_t first = lo / 32 * 32, whole0 = (lo + 31) / 32 * 32, whole1 = hi / 32 * 32;
-    __m512 m0 = _mm512_set1_ps(state->max), m1 = m0, sum0 = _mm512_setzero_ps(), sum1 = sum0;
-    for (int64_t i = first; i < hi; i += 32) {
-        __m512 a = _mm512_loadu_ps(s + i), b = _mm512_loadu_ps(s + i + 16);
-        bool whole = i >= whole0 && i < whole1;
-        /* a NaN in s does not become the largest: the second operand is kept */
-        m0 = _mm512_mask_max_ps(m0, whole ? 0xffff : lanes(i, lo, hi), a, m0);
-        m1 = _mm512_mask_max_ps(m1, whole ? 0xffff : lanes(i + 16, lo, hi), b, m1);
-    }
-    float max = _mm512_reduce_max_ps(_mm512_max_ps(m0, m1));
-    __m512 vmax = _mm512_set1_ps(max);
+    const float log2e = 1.44269504f;
+    float max = row_max(s, lo, hi, state->max);
+    __m512 slope = _mm512_set1_ps(log2e), at = _mm512_set1_ps(max * log2e);
+    __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
     for (int64_t i = 0; i < n; i += 32, weights += QC_BF16_TILE) {
-        __m512 a = _mm512_setzero_ps(), b = a;
-        if (i >= first && i < hi) {
-            a = exp_weight(_mm512_sub_ps(_mm512_loadu_ps(s + i), vmax));
-            b = exp_weight(_mm512_sub_ps(_mm512_loadu_ps(s + i + 16), vmax));
-            if (i < whole0 || i >= whole1) {
-                a = _mm512_maskz_mov_ps(lanes(i, lo, hi), a);
-                b = _mm512_maskz_mov_ps(lanes(i + 16, lo, hi), b);
-            }
+        if (i + 32 <= lo || i >= hi) {
+            _mm512_storeu_si512(weights, _mm512_setzero_si512());
+            continue;
+        }
+        __m512 a = exp2_weight(_mm512_fmsub_ps(_mm512_loadu_ps(s + i), slope, at));
+        __m512 b = exp2_weight(_mm512_fmsub_ps(_mm512_loadu_ps(s + i + 16), slope, at));
+        if (i < lo || i + 32 > hi) {
+            a = _mm512_maskz_mov_ps(lanes(i, lo, hi), a);
+            b = _mm512_maskz_mov_ps(lanes(i + 16, lo, hi), b);
         }
         sum0 = _mm512_add_ps(sum0, a);
         sum1 = _mm512_add_ps(sum1, b);
         _mm512_storeu_si512(weights, round_pair(a, b));
     }
-    float shrink = max == state->max ? 1 : expf(state->max - max);
+    float shrink = 1;
+    if (max != state->max)
+        shrink = _mm512_cvtss_f32(exp2_weight(_mm512_set1_ps((state->max - max) * log2e)));
     *state = (qc_softmax_state){.max = max,
                                 .sum = state->sum * shrink + _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1))};
     return shrink;
