@@ -51,6 +51,13 @@ static void store_part(float *c, int64_t ldc, const float *sums, int64_t rows, i
         }                                                                                                    \
     } while (0)
 
+/* Ask for a row of 32 sums, which a block that follows will write. */
+INLINE void prefetch_row(const float *row)
+{
+    __builtin_prefetch(row, 1);
+    __builtin_prefetch(row + 16, 1);
+}
+
 /* R x C tiles (constants 1 or 2) of c, of which m x n elements exist. */
 INLINE void tile_block(int R, int C, float *c, int64_t ldc, const uint16_t *a, int64_t a_strip,
                        const uint16_t *b, int64_t b_strip, int64_t m, int64_t n, int64_t n_tiles,
@@ -66,7 +73,13 @@ INLINE void tile_block(int R, int C, float *c, int64_t ldc, const uint16_t *a, i
         SUM_BEGIN(2, c1);
     if (R > 1 && C > 1)
         SUM_BEGIN(3, c1 + 16);
+    const float *ahead = c + 32 * ldc; /* the block below */
     for (int64_t t = 0; t < n_tiles; t++, a += QC_BF16_TILE, b += QC_BF16_TILE) {
+        if (t < 16) {
+            prefetch_row(ahead);
+            prefetch_row(ahead + ldc);
+            ahead += 2 * ldc;
+        }
         TILE_LOAD(6, b, 64);
         TILE_LOAD(4, a, 64);
         TILE_PRODUCT(0, 4, 6);
