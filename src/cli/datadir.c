@@ -48,3 +48,9 @@ int qc_demo_text(char **ret, qc_err *err)
     return find("demo/heldout.txt", "text/austen-heldout.txt", "; name a text of your own with --text", ret,
                 err);
 }
+
+int qc_demo_calibration(char **ret, qc_err *err)
+{
+    return find("demo/calib.txt", "text/austen-calib.txt", "; name a text of your own with --calib", ret,
+                err);
+}

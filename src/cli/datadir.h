@@ -5,9 +5,10 @@
 
 #include "qc_err.h"
 
-/* Owned paths of the demo model's folder / the bundled held-out text. QC_E_INPUT if the data are not
- * installed. */
+/* Owned paths of the demo model's folder / the bundled held-out text / the one to calibrate with. QC_E_INPUT
+ * if the data are not installed. */
 int qc_demo_model(char **ret, qc_err *err) QC_WARN_UNUSED;
 int qc_demo_text(char **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_demo_calibration(char **ret, qc_err *err) QC_WARN_UNUSED;
 
 #endif

@@ -17,10 +17,13 @@ static const struct {
     int bits;
     bool symmetric;
     int search;
+    qc_method method;
 } demo_steps[] = {
-    {"demo-int8", "INT8, groups of 128, symmetric", 8, true, QC_SEARCH_MSE},
-    {"demo-int4-minmax", "INT4, groups of 128, asymmetric, min-max scales", 4, false, QC_SEARCH_MINMAX},
-    {"demo-int4", "INT4, groups of 128, asymmetric, searched scales", 4, false, QC_SEARCH_MSE},
+    {"demo-int8", "INT8, groups of 128, symmetric", 8, true, QC_SEARCH_MSE, QC_METHOD_RTN},
+    {"demo-int4-minmax", "INT4, groups of 128, asymmetric, min-max scales", 4, false, QC_SEARCH_MINMAX,
+     QC_METHOD_RTN},
+    {"demo-int4", "INT4, groups of 128, asymmetric, searched scales", 4, false, QC_SEARCH_MSE, QC_METHOD_RTN},
+    {"demo-int4-gptq", "INT4, groups of 128, asymmetric, GPTQ", 4, false, QC_SEARCH_MSE, QC_METHOD_GPTQ},
 };
 
 #define DEMO_FOLDER "qconvert-demo"
@@ -35,9 +38,13 @@ static int replace_string(char **field, const char *text, qc_err *err)
     return QC_OK;
 }
 
-static int demo_step(qc_recipe *recipe, const qc_job_options *options, size_t i, qc_err *err)
+/* calib_text: for the steps that calibrate. */
+static int demo_step(qc_recipe *recipe, const qc_job_options *options, char *calib_text, size_t i,
+                     qc_err *err)
 {
     char path[256];
+    recipe->quantize.method = (int)demo_steps[i].method;
+    recipe->calibration.text = demo_steps[i].method == QC_METHOD_RTN ? NULL : calib_text;
     recipe->quantize.weights.bits = demo_steps[i].bits;
     recipe->quantize.weights.group = 128;
     recipe->quantize.weights.symmetric = demo_steps[i].symmetric;
@@ -48,7 +55,9 @@ static int demo_step(qc_recipe *recipe, const qc_job_options *options, size_t i,
     QC_TRY(replace_string(&recipe->report.json, path, err));
     if (!options->quiet && !options->json)
         printf("%s== %s\n", i ? "\n" : "", demo_steps[i].title);
-    return qc_job_run(recipe, options, err);
+    int rc = qc_job_run(recipe, options, err);
+    recipe->calibration.text = calib_text;
+    return rc;
 }
 
 /* All demo steps; the worst exit code counts. */
@@ -62,10 +71,13 @@ static int run_demo(qc_recipe *recipe, qc_job_options options, qc_err *err)
     recipe->n_emit = 1;
     recipe->emit[0].format = QC_EMIT_QPK;
     recipe->verify.length = recipe->verify.length ? recipe->verify.length : 512;
+    recipe->calibration.length = recipe->calibration.length ? recipe->calibration.length : 512;
+    if (!recipe->calibration.text)
+        QC_TRY(qc_demo_calibration(&recipe->calibration.text, err));
     options.force = true; /* its folder is its own */
     int worst = 0;
     for (size_t i = 0; i < sizeof demo_steps / sizeof demo_steps[0] && worst >= 0; i++) {
-        int rc = demo_step(recipe, &options, i, err);
+        int rc = demo_step(recipe, &options, recipe->calibration.text, i, err);
         worst = rc < 0 || rc > worst ? rc : worst;
     }
     if (made && options.dry_run)

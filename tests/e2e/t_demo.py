@@ -4,8 +4,8 @@ import subprocess
 
 from e2e import BUILD_ROOT, check, load, main, run, same, sha256
 
-TOP = ["schema", "tool", "model", "recipe", "plan", "tensors", "layers", "events", "evaluation", "artifacts", "gates",
-       "timings", "peak_rss_bytes"]
+TOP = ["schema", "tool", "model", "recipe", "plan", "calibration", "tensors", "layers", "events", "evaluation", "artifacts",
+       "gates", "timings", "peak_rss_bytes"]
 EVALUATION = ["protocol", "windows", "length", "tokens_scored", "ids_sha256", "ppl", "ppl_reference", "ppl_ratio",
               "delta_nll", "delta_nll_se", "kld_mean", "kld_p99", "kld_max", "top1"]
 
@@ -40,7 +40,7 @@ def case_installed_demo():
     program = install()
     r = run("--demo", program=program, env={"PATH": "/usr/bin:/bin"})
     same(r.returncode, 0, f"exit code ({r.stderr})")
-    reports = {name: load(f"qconvert-demo/{name}.json") for name in ("demo-int8", "demo-int4-minmax", "demo-int4")}
+    reports = {name: load(f"qconvert-demo/{name}.json") for name in ("demo-int8", "demo-int4-minmax", "demo-int4", "demo-int4-gptq")}
     for name, report in reports.items():
         check_report(report, f"qconvert-demo/{name}.qpk")
     model = reports["demo-int8"]["model"]["path"]
@@ -48,6 +48,8 @@ def case_installed_demo():
     int8, minmax, int4 = (reports[n]["evaluation"] for n in ("demo-int8", "demo-int4-minmax", "demo-int4"))
     check(int8["ppl_ratio"] <= 1.003, f"INT8 perplexity ratio {int8['ppl_ratio']}")
     check(int4["kld_mean"] < minmax["kld_mean"], f"search {int4['kld_mean']}, min-max {minmax['kld_mean']}")
+    gptq = reports["demo-int4-gptq"]["evaluation"]
+    check(gptq["kld_mean"] < 0.5 * int4["kld_mean"], f"GPTQ {gptq['kld_mean']}, rounding {int4['kld_mean']}")
     same(int8["ids_sha256"], int4["ids_sha256"], "scored tokens")
     same(int8["ppl_reference"], int4["ppl_reference"], "the reference")
     same(sorted(os.listdir("qconvert-demo")), sorted(f"{n}.{x}" for n in reports for x in ("json", "qpk")), "files")
