@@ -148,7 +148,8 @@ static void check_acts(const float *y, const float *x, int64_t n, int bits)
 {
     double max = 0, qmax = (1 << (bits - 1)) - 1;
     for (int64_t i = 0; i < n; i++)
-        max = fmax(max, fabs((double)x[i]));
+        if (fabs((double)x[i]) > max)
+            max = fabs((double)x[i]);
     float step = (float)max / (float)qmax;
     for (int64_t i = 0; i < n; i++) {
         double code = step > 0 ? (double)y[i] / (double)step : 0,

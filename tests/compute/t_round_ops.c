@@ -6,6 +6,8 @@
 #include "ops_env.h"
 
 #include "kern_quant.h"
+#include "qc_alloc.h"
+#include "qc_cpu.h"
 #include "tol.h"
 
 /* Largest distance from a tie, in steps, at which either code may be taken. */
@@ -609,6 +611,85 @@ START_TEST(not_positive_definite)
 }
 END_TEST
 
+/* Fail every allocation of every operation in turn: a clean message each time (leaks show under ASan). */
+static int all_operations(problem *p, const float *inv)
+{
+    qc_err e = {0};
+    qc_backend *be = NULL;
+    qc_round_rows rows = rows_of(p);
+    int64_t n = p->n, bad;
+    guarded h = guarded_copy(&p->h), b = guarded_copy(&p->target);
+    double *pivots = calloc((size_t)n, sizeof *pivots), *sums = calloc((size_t)p->n_rows, sizeof *sums);
+    int rc = qc_backend_cpu_new(pools[1], QC_COMPUTE_F32, &be, &e);
+    if (rc == QC_OK)
+        rc = be->gram(be, h.data, b.data, n, NULL, 0, p->n_rows, n, 1, &e);
+    if (rc == QC_OK)
+        rc = be->mirror(be, h.data, n, &e);
+    if (rc == QC_OK)
+        rc = be->factor(be, h.data, n, pivots, &bad, &e);
+    if (rc == QC_OK)
+        rc = be->factor_solve(be, h.data, pivots, b.data, p->n_rows, n, &e);
+    if (rc == QC_OK)
+        rc = be->round_sweep(be, h.data, NULL, true, &p->grid, &rows, &e);
+    if (rc == QC_OK)
+        rc = be->round_sweep(be, p->h.data, inv, false, &p->grid, &rows, &e);
+    if (rc == QC_OK)
+        rc = be->refit_scales(be, p->h.data, &p->grid, &rows, &e);
+    if (rc == QC_OK)
+        rc = be->hessian_error(be, p->h.data, p->error.data, p->n_rows, n, sums, &e);
+    qc_backend_close(be);
+    guarded_free(&h);
+    guarded_free(&b);
+    free(pivots);
+    free(sums);
+    if (rc < 0)
+        ck_assert(e.code == QC_E_RESOURCE && e.msg[0]);
+    return rc;
+}
+
+START_TEST(alloc_failures)
+{
+    problem p = problem_new(70, 40, 4, true, 16, false);
+    guarded inv = guarded_new(40, 0);
+    for (int64_t j = 0; j < 40; j++)
+        inv.data[j] = 1 / p.h.data[j * 41];
+    ck_assert_int_eq(qc_cpu_set_mask("", &err), QC_OK);
+    qc_alloc_fail_at(0);
+    ck_assert_int_eq(all_operations(&p, inv.data), QC_OK);
+    long n = qc_alloc_fail_at(0);
+    ck_assert_int_ge(n, 5);
+    for (long i = 1; i <= n; i++) {
+        qc_alloc_fail_at(i);
+        ck_assert_int_eq(all_operations(&p, inv.data), QC_E_RESOURCE);
+    }
+    qc_alloc_fail_at(0);
+    guarded_free(&inv);
+    problem_free(&p);
+}
+END_TEST
+
+/* Nothing to do is no error. */
+START_TEST(empty)
+{
+    for (int m = 0; m < N_MASKS; m++) {
+        qc_backend *be = backends[m][1];
+        float nothing = 5;
+        double sum = 5;
+        int64_t bad = 5;
+        qc_grid grid = {QC_GRID_AFFINE, 4, true, 16, QC_DT_F16};
+        qc_round_rows rows = {.target = &nothing, .error = &nothing, .scales = &nothing};
+        for (rows.n_cols = 0; rows.n_cols < 2; rows.n_cols++) { /* no rows, with and without columns */
+            ck_assert_int_eq(be->round_sweep(be, &nothing, NULL, true, &grid, &rows, &err), QC_OK);
+            ck_assert_int_eq(be->refit_scales(be, &nothing, &grid, &rows, &err), QC_OK);
+            ck_assert_int_eq(be->hessian_error(be, &nothing, &nothing, 0, rows.n_cols, &sum, &err), QC_OK);
+            ck_assert_int_eq(be->factor_solve(be, &nothing, &sum, &nothing, 0, rows.n_cols, &err), QC_OK);
+        }
+        ck_assert_int_eq(be->factor(be, &nothing, 0, &sum, &bad, &err), QC_OK);
+        ck_assert(nothing == 5 && sum == 5 && bad == -1);
+    }
+}
+END_TEST
+
 int main(void)
 {
     const test_case cases[] = {
@@ -619,6 +700,8 @@ int main(void)
         {"refit", refit},
         {"factor_solve", factor_solve},
         {"not_positive_definite", not_positive_definite},
+        {"alloc_failures", alloc_failures},
+        {"empty", empty},
     };
     return ops_run("round_ops", cases, sizeof cases / sizeof cases[0]);
 }
