@@ -622,7 +622,7 @@ static int all_operations(problem *p, const float *inv)
     double *pivots = calloc((size_t)n, sizeof *pivots), *sums = calloc((size_t)p->n_rows, sizeof *sums);
     int rc = qc_backend_cpu_new(pools[1], QC_COMPUTE_F32, &be, &e);
     if (rc == QC_OK)
-        rc = be->gram(be, h.data, b.data, n, NULL, 0, p->n_rows, n, 1, &e);
+        rc = be->gram(be, h.data, b.data, n, NULL, 0, p->n_rows, n, n, 1, &e);
     if (rc == QC_OK)
         rc = be->mirror(be, h.data, n, &e);
     if (rc == QC_OK)
