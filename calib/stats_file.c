@@ -80,7 +80,19 @@ static cJSON *info_json(const qc_stats_info *info)
 static bool get_text(const cJSON *object, const char *key, char *ret, size_t cap_bytes)
 {
     const cJSON *item = qc_json_get(object, key);
-    return cJSON_IsString(item) && (size_t)snprintf(ret, cap_bytes, "%s", item->valuestring) < cap_bytes;
+    if (!cJSON_IsString(item) || strlen(item->valuestring) >= cap_bytes)
+        return false;
+    qc_one_line(ret, cap_bytes, item->valuestring); /* these are printed */
+    return true;
+}
+
+static bool get_word(const cJSON *object, const char *key, const char *word, char *ret, size_t cap_bytes)
+{
+    const cJSON *item = qc_json_get(object, key);
+    if (!cJSON_IsString(item) || strcmp(item->valuestring, word) != 0)
+        return false;
+    snprintf(ret, cap_bytes, "%s", word);
+    return true;
 }
 
 static bool get_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *ret)
@@ -105,7 +117,8 @@ static bool read_info(const cJSON *doc, qc_stats_info *info)
            get_int(corpus, "length", 1, 1 << 24, &info->length) &&
            get_int(shard, "first_window", 0, info->corpus_windows - 1, &info->first_window) &&
            get_int(shard, "windows", 1, info->corpus_windows - info->first_window, &info->n_windows) &&
-           get_text(doc, "compute", info->compute, sizeof info->compute);
+           (get_word(doc, "compute", "f32", info->compute, sizeof info->compute) ||
+            get_word(doc, "compute", "bf16", info->compute, sizeof info->compute));
 }
 
 /* ---- opening ---- */
@@ -358,22 +371,42 @@ void qc_stats_weights_of_sums(const float *sum_sq, int64_t n, double n_tokens, f
         weights[i] = total > 0 ? (float)fmax((double)sum_sq[i] / n_tokens, least) : 1;
 }
 
+static int summarise(qc_hessian *hs, float *sum_sq, float *sum_abs, float *max_abs, int64_t *ret_tokens,
+                     qc_err *err)
+{
+    qc_backend *be = hs->be;
+    int64_t n = hs->n;
+    const float *h, *abs_sums;
+    QC_TRY(qc_hessian_finish(hs, &h, &abs_sums, err));
+    for (int64_t i = 0; i < n && sum_sq; i++)
+        QC_TRY(be->download(be, sum_sq + i, h + i * n + i, 1, err));
+    if (sum_abs)
+        QC_TRY(be->download(be, sum_abs, abs_sums, n, err));
+    if (max_abs)
+        QC_TRY(be->download(be, max_abs, hs->max_abs, n, err));
+    *ret_tokens = hs->n_tokens;
+    return QC_OK;
+}
+
+int qc_stats_summary(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage, float *sum_sq,
+                     float *sum_abs, float *max_abs, int64_t *ret_tokens, qc_err *err)
+{
+    qc_hessian hs;
+    QC_TRY(qc_hessian_init(&hs, be, file->info.widths[stage], qc_stats_first_block(&file->info), err));
+    int rc = qc_stats_append(file, layer, stage, &hs, err);
+    if (rc == QC_OK)
+        rc = summarise(&hs, sum_sq, sum_abs, max_abs, ret_tokens, err);
+    qc_hessian_clear(&hs);
+    return rc;
+}
+
 int qc_stats_column_weights(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage,
                             float *weights, qc_err *err)
 {
-    int64_t n = file->info.widths[stage];
-    qc_hessian hs;
-    const float *h, *sum_abs;
-    QC_TRY(qc_hessian_init(&hs, be, n, qc_stats_first_block(&file->info), err));
-    int rc = qc_stats_append(file, layer, stage, &hs, err);
-    if (rc == QC_OK)
-        rc = qc_hessian_finish(&hs, &h, &sum_abs, err);
-    for (int64_t i = 0; i < n && rc == QC_OK; i++)
-        rc = be->download(be, weights + i, h + i * n + i, 1, err);
-    if (rc == QC_OK)
-        qc_stats_weights_of_sums(weights, n, (double)hs.n_tokens, weights);
-    qc_hessian_clear(&hs);
-    return rc;
+    int64_t n_tokens;
+    QC_TRY(qc_stats_summary(file, be, layer, stage, weights, NULL, NULL, &n_tokens, err));
+    qc_stats_weights_of_sums(weights, file->info.widths[stage], (double)n_tokens, weights);
+    return QC_OK;
 }
 
 /* ---- writing ---- */

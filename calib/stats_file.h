@@ -14,7 +14,7 @@
 /* What the statistics are of. Shards of one corpus differ in first_window and n_windows alone. */
 typedef struct qc_stats_info {
     char model_sha256[65];           /* qc_stats_model_sha256 */
-    char family[32];                 /* model_type of the config */
+    char family[64];                 /* model_type of the config */
     int64_t n_layers;                /* decoder layers, 1 .. 4096 */
     int64_t widths[QC_N_STAGES];     /* inputs of each stage's matrices */
     char text[256];                  /* name of the corpus file, for people */
@@ -56,6 +56,11 @@ int qc_stats_check_model(const qc_stats_file *file, const qc_model *model, const
  * H. QC_E_INPUT: damaged, or blocks that do not follow. */
 int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hessian *hs,
                     qc_err *err) QC_WARN_UNUSED;
+
+/* Sums of a stage without H: sum_sq[width] = sum of x^2 (the diagonal of H), sum |x|, max |x| (host memory, each
+ * may be NULL) and the number of tokens. */
+int qc_stats_summary(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage, float *sum_sq,
+                     float *sum_abs, float *max_abs, int64_t *ret_tokens, qc_err *err) QC_WARN_UNUSED;
 
 /* weights[width] = mean of x^2 over all tokens, with 1e-6 of their mean as the least (a column that never saw
  * a value is not free), or all 1 if everything is 0: column weights of a scale search. */

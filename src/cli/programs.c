@@ -194,3 +194,73 @@ const qc_program qc_program_qeval = {
     .examples = qeval_examples,
     .max_operands = 1,
 };
+
+/* ---- qcalib ---- */
+
+static const qc_opt qcalib_opts[] = {
+    {"output", 'o', .group = "Output", .command = "make|merge|imatrix", .arg = "FILE",
+     .help = "what to write"},
+    {"force", 'f', .command = "make|merge|imatrix", .help = "replace an output that exists"},
+    {"json", .command = "show", .help = "print JSON"},
+    {"text", .group = "Calibration", .command = "make", .key = "calibration.text"},
+    {"preset", .command = "make", .arg = "NAME",
+     .help = "quick (16 windows of 512 tokens), standard (128 of 2048) or thorough (256 of 2048); the length "
+             "is cut to what the model allows, --windows and --length win"},
+    {"windows", .command = "make", .key = "calibration.windows"},
+    {"length", .command = "make", .key = "calibration.length"},
+    {"sample", .command = "make", .key = "calibration.sample"},
+    {"seed", .command = "make", .key = "calibration.seed"},
+    {"documents", .command = "make", .key = "calibration.documents"},
+    {"plain-special", .command = "make", .key = "calibration.plain_special", .value = "true",
+     .help = "text that spells a special token is ordinary text, not that token"},
+    {"shard", .command = "make", .arg = "I/N",
+     .help = "only the Ith of N parts of the windows, cut between blocks of 2048 tokens; merge puts them "
+             "together"},
+    {"perplexity-limit", .command = "make", .key = "calibration.perplexity_limit"},
+    {"no-perplexity", .command = "make", .help = "do not measure the model on the first of the text"},
+    {"device", .group = "Machine", .key = "run.device"},
+    {"compute", .key = "run.compute"},
+    {"threads", 't', .key = "run.threads"},
+    {"memory", .key = "run.memory"},
+    {0}};
+
+static const char *const qcalib_synopsis[] = {"make MODEL --text FILE -o OUT.qcs [OPTION...]",
+                                              "merge FILE... -o OUT.qcs", "show FILE [--json]",
+                                              "imatrix FILE -o OUT.gguf", NULL};
+
+static const qc_opt_note qcalib_commands[] = {
+    {"make", "run a model over a text and write the statistics of all inputs of its matrices"},
+    {"merge", "put shards of one text together, in any order"},
+    {"show", "print what a file holds, after checking all of it"},
+    {"imatrix", "write the importance matrix that llama-quantize takes"},
+    {0}};
+
+static const qc_opt_note qcalib_examples[] = {
+    {"qcalib make models/Qwen3-0.6B --text calib.txt --preset standard -o calib.qcs",
+     "statistics from 128 windows of 2048 tokens"},
+    {"qcalib make models/Qwen3-0.6B --text calib.txt --preset standard --shard 1/2 -o 1.qcs",
+     "the first half; another machine does --shard 2/2"},
+    {"qcalib merge 1.qcs 2.qcs -o calib.qcs", "the same file as from one run"},
+    {0}};
+
+const qc_program qc_program_qcalib = {
+    .name = "qcalib",
+    .summary = "calibration statistics of a model, for many recipes",
+    .synopsis = qcalib_synopsis,
+    .description =
+        "Run the 16-bit model over windows of a calibration text once and keep the sums of the inputs of "
+        "every "
+        "matrix: products of all pairs of inputs, absolute values, maxima, tokens. Recipes take the file "
+        "with "
+        "calibration.statistics.\n\n"
+        "The text is a .txt file, a .jsonl file with a `text` or chat `messages` per line, or a .npy file of "
+        "token ids. The perplexity of the model on the first of it is printed before the run: a high one "
+        "says "
+        "that checkpoint, config and tokenizer may not belong together.\n\n"
+        "docs/methods/calibration.md says how windows are chosen and what the sums are, "
+        "docs/formats/statistics.md how they are stored; both are installed in share/doc/qconvert.",
+    .commands = qcalib_commands,
+    .opts = qcalib_opts,
+    .examples = qcalib_examples,
+    .max_operands = 10000,
+};
