@@ -113,10 +113,12 @@ void qc_corpus_clear(qc_corpus *corpus)
     *corpus = (qc_corpus){0};
 }
 
-int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, qc_event_list *events,
-                    qc_err *err)
+int qc_corpus_check(const qc_corpus *corpus, const qc_model_config *config, const char *name,
+                    qc_event_list *events, qc_err *err)
 {
-    int64_t n = corpus->n_windows * corpus->length, same = 1;
+    int64_t n = corpus->n_windows * corpus->length, same = 1, widest = 0;
+    for (int s = 0; s < QC_N_STAGES; s++)
+        widest = qc_max_i64(widest, qc_stage_width(config, (qc_stage)s));
     while (same < n && corpus->ids[same] == corpus->ids[0])
         same++;
     if (same == n)
@@ -133,25 +135,27 @@ int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, q
 }
 
 int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_backend *be,
-                         const qc_eval_options *options, double limit, qc_event_list *events, double *ret,
-                         qc_err *err)
+                         const qc_eval_options *options, double limit, const char *name,
+                         qc_event_list *events, double *ret_ppl, int64_t *ret_windows, qc_err *err)
 {
     enum { ENOUGH = 2048 };
-    int64_t n = qc_min_i64(corpus->n_windows, qc_ceil_div(ENOUGH, corpus->length)), lengths[ENOUGH / 2];
+    int64_t n = qc_min_i64(corpus->n_windows, qc_max_i64(1, ENOUGH / corpus->length)), lengths[ENOUGH];
     for (int64_t i = 0; i < n; i++)
-        lengths[i] = corpus->length; /* at least 2 */
+        lengths[i] = corpus->length;
     qc_windows windows = {.ids = corpus->ids, .lengths = lengths, .n_windows = n, .length = corpus->length};
     qc_evaluation e;
-    QC_TRY(qc_evaluate(be, NULL, model, &windows, options, &e, err));
-    *ret = e.ppl;
+    if (qc_evaluate(be, NULL, model, &windows, options, &e, err) < 0)
+        return qc_err_prefix(err, "calibration with %s", name);
+    double ppl = *ret_ppl = e.ppl;
+    *ret_windows = n;
     qc_evaluation_clear(&e);
-    if (limit <= 0 || *ret <= limit)
+    if (limit <= 0 || ppl <= limit)
         return QC_OK;
     return qc_event_add(
-        events, QC_EVENT_NOTE, "calibration_perplexity", model->src->path, 1, err,
-        "perplexity %.4g of the unquantized model on the calibration text, expected at most %.4g: "
-        "checkpoint, config or tokenizer may not belong together",
-        *ret, limit);
+        events, QC_EVENT_NOTE, "calibration_perplexity", name, 1, err,
+        "perplexity %.4g of the 16-bit model, expected at most %.4g: checkpoint, config, tokenizer "
+        "and text may not belong together",
+        ppl, limit);
 }
 
 bool qc_corpus_preset(const char *name, int64_t *ret_windows, int64_t *ret_length)

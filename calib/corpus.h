@@ -54,14 +54,15 @@ void qc_corpus_clear(qc_corpus *corpus);
 
 /* Notes of kind `calibration_rank`: fewer tokens than twice the widest input of a matrix (H is then far from
  * full rank and damping does the rest), or all tokens equal. */
-int qc_corpus_check(const qc_corpus *corpus, int64_t widest, const char *name, qc_event_list *events,
-                    qc_err *err) QC_WARN_UNUSED;
+int qc_corpus_check(const qc_corpus *corpus, const qc_model_config *config, const char *name,
+                    qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
 
-/* Perplexity of a model on the first windows (up to one window more than 2,048 tokens hold): a look at
- * whether checkpoint, config and tokenizer belong together before hours are spent on them. Above `limit` (0 =
- * none) an event `calibration_perplexity` says so. */
+/* Perplexity of a model on the first windows (as many as 2,048 tokens hold, at least one): a look at whether
+ * checkpoint, config, tokenizer and text belong together before hours are spent on them. Above `limit` (0 =
+ * none) an event `calibration_perplexity` with the corpus' `name` says so. */
 int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_backend *be,
-                         const qc_eval_options *options, double limit, qc_event_list *events, double *ret,
+                         const qc_eval_options *options, double limit, const char *name,
+                         qc_event_list *events, double *ret_ppl, int64_t *ret_windows,
                          qc_err *err) QC_WARN_UNUSED;
 
 /* Windows and length by name: "quick" 16 x 512, "standard" 128 x 2048, "thorough" 256 x 2048. A model that

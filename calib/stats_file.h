@@ -57,8 +57,8 @@ int qc_stats_check_model(const qc_stats_file *file, const qc_model *model, const
 int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hessian *hs,
                     qc_err *err) QC_WARN_UNUSED;
 
-/* Sums of a stage without H: sum_sq[width] = sum of x^2 (the diagonal of H), sum |x|, max |x| (host memory, each
- * may be NULL) and the number of tokens. */
+/* Sums of a stage without H: sum_sq[width] = sum of x^2 (the diagonal of H), sum |x|, max |x| (host memory,
+ * each may be NULL) and the number of tokens. */
 int qc_stats_summary(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage, float *sum_sq,
                      float *sum_abs, float *max_abs, int64_t *ret_tokens, qc_err *err) QC_WARN_UNUSED;
 

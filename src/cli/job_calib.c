@@ -17,7 +17,6 @@
 #include <string.h>
 
 /* Tokens that the 16-bit model is measured with before the work: enough to see that model and text fit. */
-#define PERPLEXITY_TOKENS 2048
 
 /* ---- text ---- */
 
@@ -71,6 +70,7 @@ static int load_corpus(job *j, qc_err *err)
                                  .memory_bytes = memory_cap(j)};
     QC_TRY(qc_text_plan(j->src, c->text, memory_cap(j), &j->corpus_plan_bytes, err));
     QC_TRY(qc_corpus_load(j->src, c->text, &options, j->model.config.vocab, &j->events, &j->corpus, err));
+    QC_TRY(qc_corpus_check(&j->corpus, &j->model.config, c->text, &j->events, err));
     j->calibration = (qc_calibration){.text = c->text,
                                       .windows = j->corpus.n_windows,
                                       .length = j->corpus.length,
@@ -257,34 +257,20 @@ static int open_journal(job *j, output *o, qc_err *err)
 
 static int measure_model(job *j, qc_err *err)
 {
-    const qc_corpus *c = &j->corpus;
-    int64_t n = qc_min_i64(c->n_windows, qc_max_i64(1, PERPLEXITY_TOKENS / c->length));
-    int64_t lengths[PERPLEXITY_TOKENS];
-    for (int64_t i = 0; i < n; i++)
-        lengths[i] = c->length;
-    qc_windows windows = {.ids = c->ids, .lengths = lengths, .n_windows = n, .length = c->length};
     qc_eval_options options = qc_measure_options(j->recipe);
     options.progress = NULL;
-    qc_evaluation e;
-    qc_evaluation_init(&e);
-    int rc = qc_evaluate(j->be, NULL, &j->model, &windows, &options, &e, err);
-    if (rc < 0)
-        return qc_err_prefix(err, "calibration with %s", j->calibration.text);
-    j->calibration.ppl = e.ppl;
-    j->calibration.ppl_windows = n;
     double limit = j->recipe->calibration.perplexity_limit;
+    qc_calibration *c = &j->calibration;
+    QC_TRY(qc_corpus_perplexity(&j->corpus, &j->model, j->be, &options, limit, c->text, &j->events, &c->ppl,
+                                &c->ppl_windows, err));
     qc_log(QC_LOG_INFO, "calibration: %lld windows of %lld tokens, perplexity of the model %.4g",
-           (long long)c->n_windows, (long long)c->length, e.ppl);
-    if (!(e.ppl <= limit)) {
+           (long long)c->windows, (long long)c->length, c->ppl);
+    if (!(c->ppl <= limit))
         qc_log(QC_LOG_WARN,
                "the 16-bit model has perplexity %.4g on %s, over calibration.perplexity_limit %.4g: is the "
                "model sound, the text of its kind?",
-               e.ppl, j->calibration.text, limit);
-        rc = qc_event_add(&j->events, QC_EVENT_NOTE, "calibration_perplexity", j->calibration.text, 1, err,
-                          "perplexity of the 16-bit model %.4g, limit %.4g", e.ppl, limit);
-    }
-    qc_evaluation_clear(&e);
-    return rc;
+               c->ppl, c->text, limit);
+    return QC_OK;
 }
 
 static int run_one(job *j, output *o, qc_err *err)

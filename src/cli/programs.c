@@ -236,11 +236,11 @@ static const qc_opt_note qcalib_commands[] = {
     {0}};
 
 static const qc_opt_note qcalib_examples[] = {
-    {"qcalib make models/Qwen3-0.6B --text calib.txt --preset standard -o calib.qcs",
+    {"qcalib make models/Qwen3-0.6B --text c.txt --preset standard -o c.qcs",
      "statistics from 128 windows of 2048 tokens"},
-    {"qcalib make models/Qwen3-0.6B --text calib.txt --preset standard --shard 1/2 -o 1.qcs",
+    {"qcalib make models/Qwen3-0.6B --text c.txt --shard 1/2 -o 1.qcs",
      "the first half; another machine does --shard 2/2"},
-    {"qcalib merge 1.qcs 2.qcs -o calib.qcs", "the same file as from one run"},
+    {"qcalib merge 1.qcs 2.qcs -o c.qcs", "the same file as from one run"},
     {0}};
 
 const qc_program qc_program_qcalib = {

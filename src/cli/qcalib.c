@@ -98,20 +98,19 @@ static void print_events(const qc_event_list *events)
 static int check_corpus(const calib_job *j, const qc_model *model, const qc_corpus *corpus,
                         qc_event_list *events, qc_err *err)
 {
-    int64_t widest = 0;
     double ppl = 0;
+    int64_t n_scored;
+    const char *text = j->recipe.calibration.text;
     qc_eval_options options = qc_measure_options(&j->recipe);
-    for (int s = 0; s < QC_N_STAGES; s++)
-        widest = qc_max_i64(widest, qc_stage_width(&model->config, (qc_stage)s));
-    QC_TRY(qc_corpus_check(corpus, widest, j->recipe.calibration.text, events, err));
+    QC_TRY(qc_corpus_check(corpus, &model->config, text, events, err));
     printf("%lld windows of %lld tokens, %lld in the whole text (%lld document%s)\n",
            (long long)corpus->n_windows, (long long)corpus->length, (long long)corpus->n_text_ids,
            (long long)corpus->n_documents, corpus->n_documents == 1 ? "" : "s");
     if (qc_args_has(j->args, "no-perplexity"))
         return QC_OK;
     qc_progress_begin("perplexity", 1);
-    QC_TRY(qc_corpus_perplexity(corpus, model, j->be, &options, j->recipe.calibration.perplexity_limit,
-                                events, &ppl, err));
+    QC_TRY(qc_corpus_perplexity(corpus, model, j->be, &options, j->recipe.calibration.perplexity_limit, text,
+                                events, &ppl, &n_scored, err));
     qc_progress_end();
     printf("perplexity of the model on the first of them: %.4g\n", ppl);
     return QC_OK;

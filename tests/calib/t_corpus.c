@@ -167,16 +167,21 @@ START_TEST(notes_on_rank)
     fixture f;
     setup(&f);
     qc_err err = {0};
+    qc_model model;
+    ck_assert_int_eq(qc_model_open(f.src, &model, &err), QC_OK);
     qc_corpus_options o = options_of(4, 512);
     load(&f, test_data(TEXT), &o);
-    ck_assert_int_eq(qc_corpus_check(&f.corpus, 1024, "t", &f.events, &err), QC_OK);
+    model.config.ffn = 1024;
+    ck_assert_int_eq(qc_corpus_check(&f.corpus, &model.config, "t", &f.events, &err), QC_OK);
     ck_assert_int_eq(qc_event_count(&f.events, "calibration_rank"), 0);
-    ck_assert_int_eq(qc_corpus_check(&f.corpus, 1025, "t", &f.events, &err), QC_OK);
+    model.config.ffn = 1025;
+    ck_assert_int_eq(qc_corpus_check(&f.corpus, &model.config, "t", &f.events, &err), QC_OK);
     ck_assert_int_eq(qc_event_count(&f.events, "calibration_rank"), 1);
     ck_assert_int_eq(f.events.events[0].level, QC_EVENT_NOTE);
     for (int i = 0; i < 4 * 512; i++)
         f.corpus.ids[i] = 9;
-    ck_assert_int_eq(qc_corpus_check(&f.corpus, 16, "t", &f.events, &err), QC_OK);
+    ck_assert_int_eq(qc_corpus_check(&f.corpus, &model.config, "t", &f.events, &err), QC_OK);
+    qc_model_close(&model);
     ck_assert(f.events.n_events == 2 && strstr(f.events.events[1].detail, "the same (id 9)"));
     int64_t windows, length;
     ck_assert(qc_corpus_preset("standard", &windows, &length) && windows == 128 && length == 2048);

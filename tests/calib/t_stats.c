@@ -323,10 +323,12 @@ START_TEST(perplexity)
     qc_err err = {0};
     qc_event_list events = {0};
     double ppl = 0;
-    ck_assert_int_eq(qc_corpus_perplexity(&f.corpus, &f.model, f.be, NULL, 0, &events, &ppl, &err), QC_OK);
-    ck_assert(ppl > 1 && isfinite(ppl) && events.n_events == 0);
-    ck_assert_int_eq(qc_corpus_perplexity(&f.corpus, &f.model, f.be, NULL, ppl / 2, &events, &ppl, &err),
+    int64_t n = 0;
+    ck_assert_int_eq(qc_corpus_perplexity(&f.corpus, &f.model, f.be, NULL, 0, "t", &events, &ppl, &n, &err),
                      QC_OK);
+    ck_assert(n == 4 && ppl > 1 && isfinite(ppl) && events.n_events == 0);
+    ck_assert_int_eq(
+        qc_corpus_perplexity(&f.corpus, &f.model, f.be, NULL, ppl / 2, "t", &events, &ppl, &n, &err), QC_OK);
     ck_assert_int_eq(qc_event_count(&events, "calibration_perplexity"), 1);
     qc_event_list_clear(&events);
     teardown(&f);
