@@ -12,6 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Kept inputs above this go to a scratch file (to memory if there is none): they are read once, in order, and
+ * the page cache holds what there is room for. */
+#define KEPT_MAX_BYTES (128 << 20)
+
 /* Rows of a matrix that are solved at once: 64 MiB of float32. */
 #define SOLVE_ELEMS (16 << 20)
 
@@ -226,6 +230,7 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     double start = qc_now_seconds();
     const float *sum_abs;
     QC_TRY(qc_hessian_finish(&stats->hessian, &stats->h, &sum_abs, err));
+    QC_TRY(qc_gptq_shrink(be, stats->hessian.block_h, width, p->options->shrink, err));
     j->record.times.hessian += qc_now_seconds() - start;
     return QC_OK;
 }
@@ -560,6 +565,15 @@ void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corp
     *ret_full = *ret_least + *ret_scratch;
 }
 
+static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
+{
+    int64_t width = kept_width(&p->model->config);
+    if (!spill && tokens * width * (int64_t)sizeof(float) > KEPT_MAX_BYTES &&
+        qc_stream_open(&p->kept, tokens, width, true, p->options->scratch_folder, NULL) == QC_OK)
+        return QC_OK;
+    return qc_stream_open(&p->kept, tokens, width, spill, p->options->scratch_folder, err);
+}
+
 static int open_pipeline(pipeline *p, qc_err *err)
 {
     const qc_model_config *c = &p->model->config;
@@ -573,7 +587,7 @@ static int open_pipeline(pipeline *p, qc_err *err)
                        (unsigned long long)(least / 1000000 + 1),
                        (unsigned long long)(o->memory_bytes / 1000000));
     QC_TRY(qc_stream_open(&p->x, tokens, c->hidden, spill, o->scratch_folder, err));
-    QC_TRY(qc_stream_open(&p->kept, tokens, kept_width(c), spill, o->scratch_folder, err));
+    QC_TRY(open_kept(p, tokens, spill, err));
     if (o->correct > 0)
         QC_TRY(qc_stream_open(&p->x_ref, tokens, c->hidden, spill, o->scratch_folder, err));
     QC_TRY(qc_workspace_new(p->model, p->be, n, &p->ws, err));

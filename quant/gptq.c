@@ -363,6 +363,22 @@ void qc_gptq_input_free(qc_gptq_input *in)
     qc_free(in);
 }
 
+int qc_gptq_shrink(qc_backend *be, float *h, int64_t n, double share, qc_err *err)
+{
+    if (share == 0)
+        return QC_OK;
+    float *diag = qc_alloc((size_t)n, sizeof *diag);
+    int rc = diag ? QC_OK : qc_fail_nomem(err, "diagonal", (unsigned long long)n * sizeof *diag);
+    for (int64_t j = 0; j < n && rc == QC_OK; j++)
+        rc = be->download(be, diag + j, h + j * (n + 1), 1, err);
+    if (rc == QC_OK)
+        rc = be->scale(be, h, h, (float)(1 - share), n * n, err);
+    for (int64_t j = 0; j < n && rc == QC_OK; j++)
+        rc = be->upload(be, h + j * (n + 1), diag + j, 1, err);
+    qc_free(diag);
+    return rc;
+}
+
 /* ---- corrected target ---- */
 
 typedef struct transposed {

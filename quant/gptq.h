@@ -43,6 +43,13 @@ int qc_gptq_input_new(qc_backend *be, const float *h, int64_t n, const qc_gptq_o
                       qc_gptq_input **ret, qc_gptq_input_info *ret_info, qc_err *err) QC_WARN_UNUSED;
 void qc_gptq_input_free(qc_gptq_input *input);
 
+/* h[n, n] (backend memory, full) <- (1 - share) h + share diag(h): the correlations of a sample of text
+ * shrink, the energies of the columns stay. What GPTQ lets one column pay for another is only as true as
+ * these correlations are on other text (a shrinkage estimator after Ledoit & Wolf 2004; docs/methods/gptq.md
+ * has what it is worth). share 0 .. 1.
+ */
+int qc_gptq_shrink(qc_backend *be, float *h, int64_t n, double share, qc_err *err) QC_WARN_UNUSED;
+
 /* Corrected target (docs/methods/gptq.md): w[n_rows, n] += alpha (w D + R) (H + damping)^-1, in place, host
  * memory. d[n, n] (backend) = sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was
  * taken from (Qronos). r[n_rows, n] (backend) = sum of (y - y') x'^T, y and y' the residual streams that the

@@ -41,9 +41,6 @@ static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_er
     if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX && !qc_job_has_budget(q))
         return qc_fail(err, QC_E_USAGE,
                        "calibration.text is given, but method rtn with search minmax makes no use of it");
-    if (q->gptq.correct > 0 && q->gptq.inputs == 1)
-        return qc_fail(err, QC_E_USAGE,
-                       "quantize.gptq.correct corrects what quantized inputs got wrong, inputs are original");
     return QC_OK;
 }
 
@@ -113,7 +110,8 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
                          .refit = q->gptq.refit,
                          .sweeps = q->gptq.sweeps},
         .original_inputs = q->gptq.inputs == 1,
-        .correct = q->method == QC_METHOD_GPTQ ? q->gptq.correct : 0,
+        .shrink = q->method == QC_METHOD_GPTQ ? q->gptq.shrink : 0,
+        .correct = q->method == QC_METHOD_GPTQ && q->gptq.inputs == 0 ? q->gptq.correct : 0,
         .memory_bytes = memory_cap(j),
         .scratch_folder = j->recipe->run.scratch,
         .progress = qc_progress_callback,

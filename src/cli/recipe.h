@@ -71,8 +71,8 @@ typedef struct qc_recipe_gptq {
     double damp;
     bool refit;
     int64_t sweeps;
-    int inputs;     /* 0 quantized, 1 original */
-    double correct; /* 0 .. 1 */
+    int inputs;             /* 0 quantized, 1 original */
+    double shrink, correct; /* 0 .. 1 */
 } qc_recipe_gptq;
 
 typedef struct qc_recipe_budget {

@@ -94,7 +94,9 @@ static const qc_key gptq_keys[] = {
      .help = "sweeps of coordinate descent after the solve"},
     {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .deflt = "quantized",
      .help = "whose inputs statistics are taken from: the model as quantized so far, or the 16-bit model"},
-    {"correct", QC_KEY_FLOAT, FIELD(S, correct), .min = 0, .max = 1, .deflt = "0",
+    {"shrink", QC_KEY_FLOAT, FIELD(S, shrink), .min = 0, .max = 1, .deflt = "0.1",
+     .help = "how far correlations of inputs shrink, as other text has others"},
+    {"correct", QC_KEY_FLOAT, FIELD(S, correct), .min = 0, .max = 1, .deflt = "0.5",
      .help = "share of the targets' correction for what the layers before got wrong"},
     {0}
 #undef S

@@ -57,8 +57,8 @@ START_TEST(every_supported_key)
               "group_fallback: smaller}\n"
               "  activations: none\n"
               "  embedding: {bits: 16, group: 32, symmetric: false}\n"
-              "  gptq: {order: min-pivot, damp: 0.020, refit: false, sweeps: 3, inputs: original, correct: "
-              "0.5}\n"
+              "  gptq: {order: min-pivot, damp: 0.020, refit: false, sweeps: 3, inputs: original, shrink: "
+              "0.25, correct: 0.75}\n"
               "  overrides:\n"
               "  - match: \"*.a\"\n"
               "    bits: 8\n"
@@ -91,7 +91,8 @@ START_TEST(every_supported_key)
     ck_assert(!q->gptq.refit);
     ck_assert_int_eq(q->gptq.sweeps, 3);
     ck_assert_int_eq(q->gptq.inputs, 1);
-    ck_assert_double_eq(q->gptq.correct, 0.5);
+    ck_assert_double_eq(q->gptq.shrink, 0.25);
+    ck_assert_double_eq(q->gptq.correct, 0.75);
     ck_assert_int_eq(q->weights.bits, 3);
     ck_assert_int_eq(q->weights.group, 64);
     ck_assert(!q->weights.symmetric);
