@@ -562,7 +562,8 @@ void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corp
      * codes */
     *ret_least = qc_workspace_bytes(config, corpus->length) + (uint64_t)n_streams * (layer + window) +
                  3 * window + h * qc_max_i64((int64_t)levels, 3) + 4 * (uint64_t)SOLVE_ELEMS;
-    *ret_full = *ret_least + *ret_scratch;
+    uint64_t kept = (uint64_t)(tokens * kept_width(config)) * 4;
+    *ret_full = *ret_least + *ret_scratch - (kept > KEPT_MAX_BYTES ? kept : 0);
 }
 
 static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
