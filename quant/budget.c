@@ -10,7 +10,6 @@ typedef struct hull_step {
     int item, to;
     int order;    /* along the hull */
     double slope; /* damage saved per byte; falls along the hull */
-    double gain;
     uint64_t bytes;
 } hull_step;
 
@@ -55,14 +54,12 @@ static bool next_step(const qc_budget_item *it, int from, hull_step *ret)
         const qc_budget_choice *a = &it->choices[from], *b = &it->choices[c];
         if (b->cost <= a->cost || b->damage >= a->damage)
             continue;
-        double gain = a->damage - b->damage;
         uint64_t bytes = b->cost - a->cost;
-        double slope = gain / (double)bytes;
+        double slope = (a->damage - b->damage) / (double)bytes;
         if (found && (slope < ret->slope || (slope == ret->slope && bytes >= ret->bytes)))
             continue;
         ret->to = c;
         ret->slope = slope;
-        ret->gain = gain;
         ret->bytes = bytes;
         found = true;
     }
@@ -135,22 +132,23 @@ int qc_budget_solve(const qc_budget_item *items, int n_items, uint64_t budget, i
     if (!steps)
         return qc_fail_nomem(err, "bit budget", n_choices * sizeof *steps);
     *ret = (qc_budget_result){0};
-    for (int i = 0; i < n_items; i++) {
+    for (int i = 0; i < n_items; i++)
         ret_choices[i] = cheapest(&items[i]);
-        ret->bound += items[i].choices[ret_choices[i]].damage;
-    }
     int n_steps = list_steps(items, n_items, ret_choices, steps);
     uint64_t left = budget - least;
+    double part = 0; /* what the step that does not fit would save if it could be taken in part */
     for (int s = 0; s < n_steps; s++) {
         if (steps[s].bytes > left) {
-            ret->bound -= steps[s].slope * (double)left; /* as if the step could be taken in part */
+            part = steps[s].slope * (double)left;
             break;
         }
         left -= steps[s].bytes;
-        ret->bound -= steps[s].gain;
         ret_choices[steps[s].item] = steps[s].to;
     }
     qc_free(steps);
+    for (int i = 0; i < n_items; i++)
+        ret->bound += items[i].choices[ret_choices[i]].damage;
+    ret->bound -= part;
     fill(items, n_items, left, ret_choices);
     for (int i = 0; i < n_items; i++) {
         ret->cost += items[i].choices[ret_choices[i]].cost;

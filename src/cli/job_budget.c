@@ -1,5 +1,6 @@
 #include "job_budget.h"
 
+#include "job_calib.h"
 #include "job_file.h"
 #include "main.h"
 #include "progress.h"
@@ -12,9 +13,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Tokens that the damage is measured with: the first of windows spread over the calibration text. More of
- * them change the choice little (docs/methods/budget.md). */
-enum { SAMPLE_WINDOWS = 4, SAMPLE_LENGTH = 128 };
+/* Tokens that damage is measured with, and tokens for the second moments by which matrices are rounded for
+ * it. More of either change the choice little (docs/methods/budget.md). */
+enum { MEASURED_WINDOWS = 4, MEASURED_LENGTH = 128, STATISTICS_TOKENS = 8192 };
 
 /* The manifest inside the file names the choice, so its size moves with it; a few corrections are enough,
  * since the file grows in pages. */
@@ -27,37 +28,83 @@ bool qc_job_has_budget(const qc_recipe_quantize *quantize)
 
 /* ---- measuring ---- */
 
-static int64_t sample_windows(const job *j)
-{
-    return qc_min_i64(SAMPLE_WINDOWS, j->corpus.n_windows);
-}
+/* Part of the calibration text, copied. */
+typedef struct part {
+    int32_t *ids;
+    qc_sample_text text;
+} part;
 
-static int64_t sample_length(const job *j)
+/* Copy the first `length` tokens of n windows of the corpus. */
+static int take(const job *j, const int64_t *windows, int64_t n, int64_t length, part *ret, qc_err *err)
 {
-    return qc_min_i64(SAMPLE_LENGTH, j->corpus.length);
-}
-
-static int measure(job *j, qc_assignment *a, qc_err *err)
-{
-    int64_t n = sample_windows(j), length = sample_length(j);
-    uint64_t cap = j->recipe->run.memory_bytes, full, least;
-    qc_sensitivity_options options = {.memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
-                                      .scratch_folder = j->recipe->run.scratch,
-                                      .progress = qc_progress_callback};
     int32_t *ids = qc_alloc((size_t)(n * length), sizeof *ids);
     if (!ids)
         return qc_fail_nomem(err, "sample", (unsigned long long)(n * length) * sizeof *ids);
     for (int64_t i = 0; i < n; i++)
-        memcpy(ids + i * length, j->corpus.ids + (i * j->corpus.n_windows / n) * j->corpus.length,
-               (size_t)length * sizeof *ids);
-    qc_sensitivity_plan_bytes(&j->model.config, a->n_units, n, length, &full, &least);
-    j->budget_plan_bytes = options.memory_bytes && full > options.memory_bytes ? least : full;
+        memcpy(ids + i * length, j->corpus.ids + windows[i] * j->corpus.length, (size_t)length * sizeof *ids);
+    *ret = (part){ids, {ids, n, length}};
+    return QC_OK;
+}
+
+/* n of the windows in list[n_list], evenly spread, to the front of `ret`. */
+static void spread(const int64_t *list, int64_t n_list, int64_t n, int64_t *ret)
+{
+    for (int64_t i = 0; i < n; i++)
+        ret[i] = list[(2 * i + 1) * n_list / (2 * n)];
+}
+
+/* Windows to measure with, and others (as far as there are any) for the statistics: what rounding has fitted
+ * to would flatter it. */
+static int divide_text(const job *j, part *statistics, part *measured, qc_err *err)
+{
+    int64_t n_all = j->corpus.n_windows, length = j->corpus.length, n_rest = 0;
+    int64_t n_measured = qc_max_i64(1, qc_min_i64(MEASURED_WINDOWS, n_all / 2));
+    int64_t *list = qc_alloc((size_t)n_all * 3, sizeof *list), *rest = list + n_all, *chosen = rest + n_all;
+    if (!list)
+        return qc_fail_nomem(err, "sample", (unsigned long long)n_all * 3 * sizeof *list);
+    for (int64_t i = 0; i < n_all; i++)
+        list[i] = i;
+    spread(list, n_all, n_measured, chosen);
+    for (int64_t i = 0, k = 0; i < n_all; i++) {
+        bool is_measured = k < n_measured && chosen[k] == i;
+        k += is_measured;
+        if (!is_measured)
+            rest[n_rest++] = i;
+    }
+    int rc = take(j, chosen, n_measured, qc_min_i64(MEASURED_LENGTH, length), measured, err);
+    int64_t n_statistics = qc_min_i64(n_rest ? n_rest : n_all, qc_max_i64(1, STATISTICS_TOKENS / length));
+    spread(n_rest ? rest : list, n_rest ? n_rest : n_all, n_statistics, chosen);
+    if (rc == QC_OK)
+        rc = take(j, chosen, n_statistics, length, statistics, err);
+    qc_free(list);
+    return rc;
+}
+
+static int measure(job *j, output *o, qc_err *err)
+{
+    uint64_t cap = j->recipe->run.memory_bytes, full, least;
+    qc_gptq_options gptq = qc_job_gptq_options(o->asked);
+    qc_sensitivity_options options = {.gptq = qc_job_rounds_by_gptq(o->asked) ? &gptq : NULL,
+                                      .memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
+                                      .scratch_folder = j->recipe->run.scratch,
+                                      .progress = qc_progress_callback};
+    part statistics = {NULL, {NULL, 0, 0}}, measured = statistics;
     double start = qc_now_seconds();
-    qc_progress_begin("measure", 1);
-    int rc = qc_sensitivity_measure(&j->model, j->be, ids, n, length, a, &options, err);
-    qc_progress_end();
+    int rc = divide_text(j, &statistics, &measured, err);
+    if (rc == QC_OK) {
+        qc_sensitivity_plan_bytes(&j->model.config, o->assignment.n_units, &statistics.text, &measured.text,
+                                  &full, &least);
+        j->budget_plan_bytes = options.memory_bytes && full > options.memory_bytes ? least : full;
+        o->measured_tokens = measured.text.n_windows * measured.text.length;
+        o->statistics_tokens = statistics.text.n_windows * statistics.text.length;
+        qc_progress_begin("measure", 1);
+        rc = qc_sensitivity_measure(&j->model, j->be, &statistics.text, &measured.text, &o->assignment,
+                                    &options, err);
+        qc_progress_end();
+    }
     j->times.budget += qc_now_seconds() - start;
-    qc_free(ids);
+    qc_free(statistics.ids);
+    qc_free(measured.ids);
     return rc;
 }
 
@@ -155,7 +202,7 @@ static int plan_lead(job *j, output *o, qc_err *err)
     qc_policy policy;
     qc_recipe_policy(o->asked, &policy);
     QC_TRY(qc_assignment_make(&j->model, &policy, &o->plan, &o->assignment, err));
-    QC_TRY(measure(j, &o->assignment, err));
+    QC_TRY(measure(j, o, err));
     return o->asked->budget.size_bytes ? choose_size(j, o, err) : choose_bits(j, o, err);
 }
 
@@ -220,8 +267,9 @@ cJSON *qc_job_budget_json(const job *j, const output *o)
     cJSON_AddNumberToObject(out, "size", (double)lead->budget_bytes);
     cJSON_AddNumberToObject(out, "expected_kld", qc_assignment_damage(a));
     cJSON_AddNumberToObject(out, "least_kld", a->bound);
-    cJSON_AddNumberToObject(out, "sample_windows", (double)sample_windows(j));
-    cJSON_AddNumberToObject(out, "sample_length", (double)sample_length(j));
+    cJSON_AddStringToObject(out, "rounded_by", qc_job_rounds_by_gptq(o->asked) ? "gptq" : "rtn");
+    cJSON_AddNumberToObject(out, "measured_tokens", (double)lead->measured_tokens);
+    cJSON_AddNumberToObject(out, "statistics_tokens", (double)lead->statistics_tokens);
     cJSON *units = cJSON_AddArrayToObject(out, "units");
     for (int u = 0; u < a->n_units; u++)
         unit_json(qc_json_add_item(units, cJSON_CreateObject()), j, &a->units[u]);
@@ -254,11 +302,9 @@ int qc_job_budget_text(const job *j, const output *o, bool recipe, qc_buf *ret, 
         QC_TRY(qc_buf_printf(ret, err, "%.3f MB asked, ", (double)asked->size_bytes / 1e6));
     else
         QC_TRY(qc_buf_printf(ret, err, "%.6g bits per weight asked, ", asked->bits_average));
-    QC_TRY(qc_buf_printf(
-        ret, err,
-        "%.3f bits per weight and %.3f MB chosen, expected KL divergence %.3g (rounding to nearest)\n",
-        qc_assignment_bits(a, qc_assignment_bytes(a)), (double)lead->budget_bytes / 1e6,
-        qc_assignment_damage(a)));
+    QC_TRY(qc_buf_printf(ret, err, "%.3f bits per weight and %.3f MB chosen, expected KL divergence %.3g\n",
+                         qc_assignment_bits(a, qc_assignment_bytes(a)), (double)lead->budget_bytes / 1e6,
+                         qc_assignment_damage(a)));
     if (!recipe)
         return QC_OK;
     QC_TRY(qc_buf_printf(ret, err, "quantize:\n  overrides:\n"));

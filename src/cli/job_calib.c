@@ -101,14 +101,24 @@ int qc_job_open_calibration(job *j, qc_err *err)
 
 /* ---- plan ---- */
 
+bool qc_job_rounds_by_gptq(const qc_recipe_quantize *q)
+{
+    return q->method == QC_METHOD_GPTQ;
+}
+
+qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *q)
+{
+    return (qc_gptq_options){.order = (qc_gptq_order)q->gptq.order,
+                             .damp = q->gptq.damp,
+                             .refit = q->gptq.refit,
+                             .sweeps = q->gptq.sweeps};
+}
+
 static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quantize *q)
 {
     return (qc_pipeline_options){
-        .gptq = q->method == QC_METHOD_GPTQ,
-        .gptq_options = {.order = (qc_gptq_order)q->gptq.order,
-                         .damp = q->gptq.damp,
-                         .refit = q->gptq.refit,
-                         .sweeps = q->gptq.sweeps},
+        .gptq = qc_job_rounds_by_gptq(q),
+        .gptq_options = qc_job_gptq_options(q),
         .original_inputs = q->gptq.inputs == 1,
         .shrink = q->method == QC_METHOD_GPTQ ? q->gptq.shrink : 0,
         .correct = q->method == QC_METHOD_GPTQ && q->gptq.inputs == 0 ? q->gptq.correct : 0,

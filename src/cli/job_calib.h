@@ -2,10 +2,15 @@
 #ifndef QC_CLI_JOB_CALIB_H
 #define QC_CLI_JOB_CALIB_H
 
+#include "gptq.h"
 #include "job_state.h"
 
 /* Does an output with these grids need statistics of a text? */
 bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quantize);
+
+/* Does the method round by GPTQ, and with which options? */
+bool qc_job_rounds_by_gptq(const qc_recipe_quantize *quantize);
+qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *quantize);
 
 /* Check what the recipe says about calibration and cut the windows; nothing if no output calibrates.
  * QC_E_USAGE: no text, or settings that contradict each other. */

@@ -20,7 +20,8 @@ typedef struct output {
     qc_recipe_quantize chosen;          /* of a lead with a budget; owns its overrides, borrows the rest */
     qc_assignment assignment;           /* of a lead with a budget */
     uint64_t budget_bytes;              /* of the file, expected; of a lead with a budget */
-    qc_event_list *events;              /* the job's, or where those of an earlier output repeat */
+    int64_t measured_tokens, statistics_tokens; /* that the choice rests on; of a lead with a budget */
+    qc_event_list *events;                      /* the job's, or where those of an earlier output repeat */
     int lead; /* first output with these grids, which has the calibrated run of all of them */
     bool calibrated;
     char *journal_path;     /* of a lead with calibration, else NULL */
