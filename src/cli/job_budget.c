@@ -84,6 +84,8 @@ static int measure(job *j, output *o, qc_err *err)
 {
     uint64_t cap = j->recipe->run.memory_bytes, full, least;
     qc_gptq_options gptq = qc_job_gptq_options(o->asked);
+    gptq.refit = false; /* polishing costs more than the solve and lowers all damages by about the same */
+    gptq.sweeps = 0;
     qc_sensitivity_options options = {.gptq = qc_job_rounds_by_gptq(o->asked) ? &gptq : NULL,
                                       .memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
                                       .scratch_folder = j->recipe->run.scratch,
