@@ -111,6 +111,7 @@ static void rounded_free(rounded *r)
     qc_free(r->rows.codes);
     qc_free(r->rows.scales);
     qc_free(r->rows.zeros);
+    *r = (rounded){.n_rows = 0};
 }
 
 /* Room for every choice: at worst a scale for every 16 columns. */

@@ -269,6 +269,27 @@ START_TEST(memory_cap)
 }
 END_TEST
 
+/* Whichever allocation fails: an error, no crash (the sanitizers see leaks and double frees). */
+START_TEST(out_of_memory)
+{
+    fixture f;
+    qc_err err;
+    const qc_gptq_options gptq = qc_gptq_defaults();
+    open_fixture(&f, "qwen3", 1);
+    assign(&f);
+    qc_alloc_fail_at(0);
+    must(measure_with(&f, &gptq, 0, &err), &err);
+    long n_all = qc_alloc_fail_at(0);
+    for (int i = 0; i < 40; i++) {
+        qc_alloc_fail_at(1 + n_all * i / 40);
+        int rc = measure_with(&f, &gptq, 0, &err);
+        qc_alloc_fail_at(0);
+        ck_assert_msg(rc == QC_E_RESOURCE, "allocation %ld of %ld: %d", 1 + n_all * i / 40, n_all, rc);
+    }
+    close_fixture(&f);
+}
+END_TEST
+
 START_TEST(broken_model)
 {
     fixture f;
@@ -415,6 +436,7 @@ int main(void)
                                {"damage of GPTQ", damage_of_gptq},
                                {"threads and spilling", same_numbers_for_threads_and_with_spilled_streams},
                                {"memory cap", memory_cap},
+                               {"out of memory", out_of_memory},
                                {"broken model", broken_model},
                                {"every budget", every_budget_of_the_range},
                                {"units", units_of_a_model},
