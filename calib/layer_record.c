@@ -37,15 +37,22 @@ static const field matrix_fields[] = {{"damp", FIELD_DOUBLE, M(input.damp)},
 #undef M
 
 #define T(m) offsetof(qc_layer_times, m)
-static const field time_fields[] = {{"forward", FIELD_DOUBLE, T(forward)},
-                                    {"hessian", FIELD_DOUBLE, T(hessian)},
-                                    {"factor", FIELD_DOUBLE, T(factor)},
-                                    {"solve", FIELD_DOUBLE, T(solve)},
-                                    {"pack", FIELD_DOUBLE, T(pack)},
-                                    {"io", FIELD_DOUBLE, T(io)},
-                                    {0}};
+static const field time_fields[] = {
+    {"forward", FIELD_DOUBLE, T(forward)}, {"hessian", FIELD_DOUBLE, T(hessian)},
+    {"factor", FIELD_DOUBLE, T(factor)},   {"solve", FIELD_DOUBLE, T(solve)},
+    {"fold", FIELD_DOUBLE, T(fold)},       {"pack", FIELD_DOUBLE, T(pack)},
+    {"io", FIELD_DOUBLE, T(io)},           {0}};
 #undef T
 
+#define F(m) offsetof(qc_fold_figures, m)
+static const field fold_fields[] = {{"loss", FIELD_DOUBLE, F(loss)},
+                                    {"loss_identity", FIELD_DOUBLE, F(loss_identity)},
+                                    {"limited", FIELD_INT64, F(n_limited)},
+                                    {"seconds", FIELD_DOUBLE, F(seconds)},
+                                    {0}};
+#undef F
+
+static const char *const stages[] = {"qkv", "o", "gate_up", "down", NULL};
 static const char *const methods[] = {"rtn", "gptq", NULL};
 static const char *const orders[] = {"none", "static", "min-pivot", NULL};
 
@@ -61,6 +68,14 @@ int qc_layer_record_add(qc_layer_record *record, const qc_matrix_record *matrix,
     if (!(m->name = qc_strdup(matrix->name)))
         return qc_fail_nomem(err, "record of a layer", strlen(matrix->name) + 1);
     record->n_matrices++;
+    return QC_OK;
+}
+
+int qc_layer_record_add_fold(qc_layer_record *record, const qc_fold_figures *fold, qc_err *err)
+{
+    if (record->n_folds == QC_RECORD_FOLDS)
+        return qc_fail(err, QC_E_USAGE, "record of a layer: more than %d scaled inputs", QC_RECORD_FOLDS);
+    record->folds[record->n_folds++] = *fold;
     return QC_OK;
 }
 
@@ -113,6 +128,13 @@ char *qc_layer_record_print(const qc_layer_record *record)
         if (m->order)
             cJSON_AddStringToObject(o, "order", m->order);
         put_fields(o, matrix_fields, m);
+    }
+    cJSON *folds = cJSON_AddArrayToObject(doc, "folds");
+    for (int i = 0; i < record->n_folds; i++) {
+        cJSON *o = qc_json_add_item(folds, cJSON_CreateObject());
+        cJSON_AddStringToObject(o, "stage", record->folds[i].stage);
+        cJSON_AddStringToObject(o, "choice", record->folds[i].choice);
+        put_fields(o, fold_fields, &record->folds[i]);
     }
     cJSON *events = cJSON_AddArrayToObject(doc, "events");
     for (int64_t i = 0; i < record->events.n_events; i++)
@@ -177,6 +199,19 @@ static int get_matrix(const cJSON *o, qc_layer_record *ret, qc_err *err)
     return qc_layer_record_add(ret, &m, err);
 }
 
+static int get_fold(const cJSON *o, qc_layer_record *ret, qc_err *err)
+{
+    const cJSON *choice = qc_json_get(o, "choice");
+    qc_fold_figures fold = {.stage = word_of(qc_json_get(o, "stage"), stages)};
+    if (!fold.stage)
+        return bad(err, "stage");
+    if (!cJSON_IsString(choice) || strlen(choice->valuestring) >= sizeof fold.choice)
+        return bad(err, "choice");
+    memcpy(fold.choice, choice->valuestring, strlen(choice->valuestring));
+    QC_TRY(get_fields(o, fold_fields, &fold, err));
+    return qc_layer_record_add_fold(ret, &fold, err);
+}
+
 static int get_event(const cJSON *o, qc_layer_record *ret, qc_err *err)
 {
     const cJSON *kind = qc_json_get(o, "kind"), *subject = qc_json_get(o, "subject"),
@@ -198,6 +233,7 @@ static int get_record(const cJSON *doc, qc_layer_record *ret, qc_err *err)
         return bad(err, "layer");
     ret->layer = (int)layer;
     cJSON_ArrayForEach(item, qc_json_get(doc, "matrices")) QC_TRY(get_matrix(item, ret, err));
+    cJSON_ArrayForEach(item, qc_json_get(doc, "folds")) QC_TRY(get_fold(item, ret, err));
     cJSON_ArrayForEach(item, qc_json_get(doc, "events")) QC_TRY(get_event(item, ret, err));
     return get_fields(qc_json_get(doc, "seconds"), time_fields, &ret->times, err);
 }

@@ -18,16 +18,32 @@ typedef struct qc_matrix_record {
     double seconds; /* of rounding this matrix; the preparation of its input counts for the first one */
 } qc_matrix_record;
 
+/* Channel scaling of the inputs of one stage. */
+typedef struct qc_fold_figures {
+    const char *stage; /* static: "qkv", "o", "gate_up", "down" */
+    char choice[32];   /* as in qc_fold_result */
+    double loss, loss_identity;
+    int64_t n_limited;
+    double seconds;
+} qc_fold_figures;
+
+#define QC_RECORD_FOLDS 4 /* as many as a layer has stages */
+
 typedef struct qc_layer_record {
     int layer;
     qc_matrix_record *matrices; /* owned */
     int n_matrices;
+    qc_fold_figures folds[QC_RECORD_FOLDS];
+    int n_folds;
     qc_event_list events;
     qc_layer_times times;
 } qc_layer_record;
 
 /* Append a copy of *matrix. */
 int qc_layer_record_add(qc_layer_record *record, const qc_matrix_record *matrix, qc_err *err) QC_WARN_UNUSED;
+/* Append a copy of *fold; stage is static text. QC_E_USAGE: more than QC_RECORD_FOLDS. */
+int qc_layer_record_add_fold(qc_layer_record *record, const qc_fold_figures *fold,
+                             qc_err *err) QC_WARN_UNUSED;
 void qc_layer_record_clear(qc_layer_record *record);
 
 /* Owned text (qc_free); NULL when out of memory. Numbers survive the way there and back unchanged. */

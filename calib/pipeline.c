@@ -1,6 +1,7 @@
 #include "pipeline.h"
 
 #include "family.h"
+#include "fold_layer.h"
 #include "hessian.h"
 #include "layer_record.h"
 #include "qc_alloc.h"
@@ -11,6 +12,9 @@
 
 #include <stdio.h>
 #include <string.h>
+
+/* Tokens of the windows that channel scales are chosen by. */
+enum { FOLD_TOKENS = 4096 };
 
 /* Kept inputs above this go to a scratch file (to memory if there is none): they are read once, in order, and
  * the page cache holds what there is room for. */
@@ -42,6 +46,7 @@ typedef struct layer_job {
     int index;
     qc_layer *layer; /* becomes the quantized one, matrix by matrix */
     qc_layer *ref;   /* the 16-bit one; NULL unless targets are corrected */
+    qc_layer_fold fold;
     qc_layer_record record;
 } layer_job;
 
@@ -287,8 +292,8 @@ static const float *residual_rows(const stage_stats *stats, int64_t row, int64_t
     return stats->residual ? stats->residual + row * n_cols : NULL;
 }
 
-static int solve_matrix(layer_job *j, matrix_job *m, qc_gptq_input *input, const stage_stats *stats,
-                        qc_matrix_record *record, qc_err *err)
+static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input *input,
+                        const stage_stats *stats, qc_matrix_record *record, qc_err *err)
 {
     const qc_source *src = j->p->model->src;
     int64_t step = rows_per_solve(m->n_rows, m->n_cols);
@@ -302,6 +307,7 @@ static int solve_matrix(layer_job *j, matrix_job *m, qc_gptq_input *input, const
             return qc_fail(err, QC_E_INPUT, "%s: tensor %s holds a NaN or infinity at row %lld, column %lld",
                            src->path, m->info->name, (long long)(row + at / m->n_cols),
                            (long long)(at % m->n_cols));
+        qc_layer_fold_rows(&j->fold, slot, row, n, m->n_cols, m->w);
         start = qc_now_seconds();
         qc_gptq_result r;
         qc_code_rows rows = rows_from(m, row, n);
@@ -360,7 +366,7 @@ static int quantize_matrix(layer_job *j, qc_slot slot, qc_gptq_input *input, con
         .input = *info,
         .tokens = stats->hessian.n_tokens};
     int rc = matrix_job_alloc(&m, err);
-    if (rc == QC_OK && (rc = solve_matrix(j, &m, input, stats, &record, err)) == QC_OK) {
+    if (rc == QC_OK && (rc = solve_matrix(j, slot, &m, input, stats, &record, err)) == QC_OK) {
         double pack = qc_now_seconds();
         rc = qc_journal_put_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, &m.rows, err);
         if (rc == QC_OK && !p->options->original_inputs)
@@ -473,19 +479,113 @@ static int load_layers(layer_job *j, qc_err *err)
     QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->layer, err));
     if (p->x_ref.n_tokens)
         QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->ref, err));
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
-        const qc_convert_item *item =
-            planned(p, qc_model_tensor(p->model, j->index, qc_stage_slots((qc_stage)stage)[0]));
-        qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
-    }
     j->record.times.io += qc_now_seconds() - start;
     return QC_OK;
+}
+
+/* The layer's inputs are rounded while running, as planned. */
+static void set_acts(layer_job *j)
+{
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        const qc_convert_item *item =
+            planned(j->p, qc_model_tensor(j->p->model, j->index, qc_stage_slots((qc_stage)stage)[0]));
+        qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
+    }
+}
+
+/* ---- channel scaling ---- */
+
+/* Windows that scales are chosen by: some thousand tokens show what a channel is like. */
+static int64_t fold_windows(const qc_corpus *corpus)
+{
+    return qc_min_i64(corpus->n_windows, qc_max_i64(1, FOLD_TOKENS / corpus->length));
+}
+
+static int note_fold(layer_job *j, qc_stage stage, qc_err *err)
+{
+    const qc_fold_record *r = &j->fold.records[stage];
+    char subject[64];
+    snprintf(subject, sizeof subject, "layer %d, %s", j->index, qc_stage_name(stage));
+    if (!j->p->options->fold_sites[stage])
+        return QC_OK;
+    if (r->skipped)
+        return qc_event_add(&j->record.events, QC_EVENT_NOTE, "fold_skipped", subject, 1, err,
+                            "inputs are not scaled: %s", r->skipped);
+    if (r->result.refused)
+        QC_TRY(qc_event_add(&j->record.events, QC_EVENT_NOTE, "fold_identity", subject, 1, err,
+                            "inputs are not scaled: the best scales were worse than none on all rows"));
+    if (r->result.n_limited)
+        QC_TRY(qc_event_add(&j->record.events, QC_EVENT_NOTE, "fold_limited", subject, r->result.n_limited,
+                            err, "channels whose scale had to be limited"));
+    qc_fold_figures figures = {.stage = qc_stage_name(stage),
+                               .loss = r->result.loss,
+                               .loss_identity = r->result.loss_identity,
+                               .n_limited = r->result.n_limited,
+                               .seconds = r->seconds};
+    memcpy(figures.choice, r->result.choice, sizeof figures.choice);
+    return qc_layer_record_add_fold(&j->record, &figures, err);
+}
+
+static int choose_folds(layer_job *j, float *x, qc_err *err)
+{
+    pipeline *p = j->p;
+    int64_t n = p->corpus->length, hidden = p->model->config.hidden;
+    qc_fold_options options = p->options->fold;
+    options.gptq = p->options->gptq ? &p->options->gptq_options : NULL;
+    qc_fold_layer_job job = {.plan = p->plan,
+                             .model = p->model,
+                             .be = p->be,
+                             .options = &options,
+                             .index = j->index,
+                             .layer = j->layer,
+                             .ws = p->ws,
+                             .x = x,
+                             .u = p->buffer_u,
+                             .n_windows = fold_windows(p->corpus),
+                             .length = n};
+    memcpy(job.sites, p->options->fold_sites, sizeof job.sites);
+    for (int64_t i = 0; i < job.n_windows; i++) {
+        QC_TRY(qc_stream_get(&p->x, i * p->corpus->n_windows / job.n_windows * n, n, p->host, err));
+        QC_TRY(p->be->upload(p->be, x + i * n * hidden, p->host, n * hidden, err));
+    }
+    return qc_layer_fold_choose(&job, &j->fold, err);
+}
+
+/* The statistics of all later steps see the folded layer. */
+static int fold_layer(layer_job *j, qc_err *err)
+{
+    pipeline *p = j->p;
+    const qc_source *src = p->model->src;
+    if (p->options->fold.method == QC_FOLD_NONE)
+        return QC_OK;
+    float *x =
+        p->be->alloc(p->be, fold_windows(p->corpus) * p->corpus->length * p->model->config.hidden, err);
+    int rc = x ? choose_folds(j, x, err) : QC_E_RESOURCE;
+    if (x)
+        p->be->free(p->be, x);
+    QC_TRY(rc);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        j->record.times.fold += j->fold.records[stage].seconds;
+        QC_TRY(note_fold(j, (qc_stage)stage, err));
+    }
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
+        const float *v = j->fold.vectors[slot];
+        if (!v)
+            continue;
+        const qc_tensor_info *info = src->info(src, qc_model_tensor(p->model, j->index, (qc_slot)slot));
+        QC_TRY(qc_journal_put_dense(p->journal, info->name, v, qc_tensor_cols(info), err));
+    }
+    if (j->ref)
+        QC_TRY(qc_layer_fold_apply(&j->fold, p->model, j->index, j->ref, err));
+    return qc_layer_fold_apply(&j->fold, p->model, j->index, j->layer, err);
 }
 
 static int quantize_layer(layer_job *j, qc_err *err)
 {
     QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
     QC_TRY(load_layers(j, err));
+    QC_TRY(fold_layer(j, err));
+    set_acts(j);
     for (int stage = 0; stage < QC_N_STAGES; stage++)
         QC_TRY(run_stage(j, (qc_stage)stage, err));
     QC_TRY(check_stream(j->p, &j->p->x, j->index, err));
@@ -510,6 +610,27 @@ static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
     return rc;
 }
 
+/* A norm or bias that scales were folded into. */
+static int set_vector_from_journal(layer_job *j, qc_slot slot, qc_err *err)
+{
+    pipeline *p = j->p;
+    int64_t tensor = qc_model_tensor(p->model, j->index, slot);
+    if (tensor < 0 || qc_slot_of(slot)->rows != QC_DIM_NONE)
+        return QC_OK;
+    const qc_tensor_info *info = p->model->src->info(p->model->src, tensor);
+    if (!qc_journal_has(p->journal, info->name))
+        return QC_OK;
+    int64_t n = qc_tensor_cols(info);
+    float *v = qc_alloc((size_t)n, sizeof *v);
+    if (!v)
+        return qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *v);
+    int rc = qc_journal_read_dense(p->journal, info->name, v, n, err);
+    if (rc == QC_OK)
+        rc = qc_layer_set_vector(j->layer, slot, v, err);
+    qc_free(v);
+    return rc;
+}
+
 static int forward_all(layer_job *j, const qc_layer *layer, qc_stream *stream, float *buffer, qc_err *err)
 {
     pipeline *p = j->p;
@@ -527,6 +648,9 @@ static int replay_layer(layer_job *j, qc_err *err)
 {
     pipeline *p = j->p;
     QC_TRY(load_layers(j, err));
+    set_acts(j);
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
+        QC_TRY(set_vector_from_journal(j, (qc_slot)slot, err));
     for (int stage = 0; stage < QC_N_STAGES; stage++)
         for (const qc_slot *s = qc_stage_slots((qc_stage)stage); *s != QC_N_SLOTS; s++)
             QC_TRY(set_from_journal(j, *s, err));
@@ -542,6 +666,7 @@ static int run_layer(pipeline *p, int index, qc_err *err)
     int rc = index < qc_journal_n_layers(p->journal) ? replay_layer(&j, err) : quantize_layer(&j, err);
     qc_layer_free(j.layer);
     qc_layer_free(j.ref);
+    qc_layer_fold_clear(&j.fold);
     qc_layer_record_clear(&j.record);
     return rc;
 }

@@ -8,14 +8,17 @@
 
 #include "convert.h"
 #include "corpus.h"
+#include "fold.h"
 #include "gptq.h"
 #include "journal.h"
 
 typedef struct qc_pipeline_options {
     bool gptq; /* else RTN with statistics as column weights */
     qc_gptq_options gptq_options;
-    bool original_inputs;  /* statistics of the 16-bit stream instead of the quantized one */
-    double shrink;         /* of correlations, 0 .. 1: qc_gptq_shrink */
+    qc_fold_options fold; /* channel scaling before a layer is rounded (its gptq is set by the pipeline) */
+    bool fold_sites[QC_N_STAGES]; /* inputs that are scaled, by the stage that reads them */
+    bool original_inputs;         /* statistics of the 16-bit stream instead of the quantized one */
+    double shrink;                /* of correlations, 0 .. 1: qc_gptq_shrink */
     double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
     uint64_t memory_bytes; /* cap for the whole process, 0 = none: streams spill to scratch */
     const char *scratch_folder;

@@ -3,6 +3,7 @@
  * them. */
 #include "fold.h"
 
+#include "fold_noise.h"
 #include "qc_alloc.h"
 #include "qc_fp.h"
 #include "qc_math.h"
@@ -21,14 +22,19 @@ static const float MAX_DRIFT = 1.0f / 16;
 /* Rows of a matrix that are read and rounded at once. */
 enum { BLOCK_ROWS = 512 };
 
+/* Where a candidate costs a factorisation or products with a sample, first every so manyth one is tried, then
+ * the neighbours of the best. */
+enum { COARSE_STEP = 4 };
+
 typedef struct fold_work {
     qc_backend *be;
     const qc_fold_site *site;
     const qc_fold_options *options;
-    float *h_host;    /* [n, n] copy of site->h; NULL if that is host memory */
-    float *h_staging; /* host [n, n] */
-    float *h_scaled;  /* backend [n, n] */
-    float *wtw;       /* backend [n, n] sum of w^T w over all rows of all matrices; NULL if not needed */
+    const qc_gptq_options *gptq; /* without its polish, which lowers the errors of all candidates alike */
+    float *h_host;               /* [n, n] copy of site->h; NULL if that is host memory */
+    float *h_staging;            /* host [n, n] */
+    float *h_scaled;             /* backend [n, n] */
+    float *wtw; /* backend [n, n] sum of w^T w over all rows of all matrices; NULL if not needed */
     float *rows[QC_FOLD_MATRICES]; /* host [n_rows, n] the probe */
     int64_t n_rows[QC_FOLD_MATRICES];
     float *block;                           /* host [BLOCK_ROWS, n] rows times scales */
@@ -41,7 +47,11 @@ typedef struct fold_work {
 
 qc_fold_options qc_fold_defaults(qc_fold_method method)
 {
-    return (qc_fold_options){.method = method, .n_ratios = 20, .alpha = -1, .probe_rows = 128};
+    return (qc_fold_options){.method = method,
+                             .n_ratios = 20,
+                             .alpha = -1,
+                             .refine = method == QC_FOLD_SMOOTHQUANT,
+                             .probe_rows = 192};
 }
 
 /* ---- exactness ---- */
@@ -297,7 +307,7 @@ static int weight_loss(fold_work *f, const float *s, bool all_rows, double *ret,
     qc_gptq_input_info info;
     double sum = 0;
     QC_TRY(scale_h(f, s, err));
-    QC_TRY(qc_gptq_input_new(f->be, f->h_scaled, site->n_cols, f->options->gptq, &input, &info, err));
+    QC_TRY(qc_gptq_input_new(f->be, f->h_scaled, site->n_cols, f->gptq, &input, &info, err));
     int rc = QC_OK;
     for (int m = 0; m < site->n_matrices && rc == QC_OK; m++) {
         double error = 0;
@@ -387,7 +397,8 @@ static int work_alloc(fold_work *f, qc_err *err)
     size_t n_scales = (size_t)site->n_scales;
     bool ok = true;
     for (int m = 0; m < site->n_matrices; m++) {
-        f->n_rows[m] = qc_min_i64(site->matrices[m].n_rows, qc_max_i64(f->options->probe_rows, 1));
+        f->n_rows[m] =
+            qc_min_i64(site->matrices[m].n_rows, qc_max_i64(f->options->probe_rows / site->n_matrices, 1));
         f->rows[m] = qc_alloc((size_t)(f->n_rows[m] * n), sizeof(float));
         smallest = qc_min_i64(smallest, site->matrices[m].spec->grid.group_elems);
         ok = ok && f->rows[m];
@@ -420,43 +431,198 @@ static void set_identity(const qc_fold_site *site, float *scales, float *gain)
         memcpy(gain, site->gain, (size_t)site->n_scales * sizeof *gain);
 }
 
+typedef struct search_state {
+    float *scales, *gain; /* of the best so far */
+    int64_t best;         /* its number; -1: identity */
+} search_state;
+
+/* Candidate i on the probe; *ret_exists false if there is none. */
+static int try_candidate(fold_work *f, int64_t i, search_state *s, qc_fold_result *ret, bool *ret_exists,
+                         qc_err *err)
+{
+    size_t n_bytes = (size_t)f->site->n_scales * sizeof *s->scales;
+    char label[32];
+    double loss;
+    *ret_exists = i >= 0 && candidate(f, i, label);
+    if (!*ret_exists)
+        return QC_OK;
+    int64_t n_limited = make_exact(f);
+    QC_TRY(total_loss(f, f->trial, false, &loss, err));
+    if (!(loss < ret->loss))
+        return QC_OK;
+    ret->loss = loss;
+    ret->n_limited = n_limited;
+    s->best = i;
+    memcpy(ret->choice, label, sizeof label);
+    memcpy(s->scales, f->trial, n_bytes);
+    if (f->site->gain)
+        memcpy(s->gain, f->trial_gain, n_bytes);
+    return QC_OK;
+}
+
 /* The best candidate on the probe; scales and gain hold identity on entry. */
 static int search(fold_work *f, float *scales, float *gain, qc_fold_result *ret, qc_err *err)
 {
-    size_t n_bytes = (size_t)f->site->n_scales * sizeof *scales;
-    char label[32];
+    search_state s = {.scales = scales, .gain = gain, .best = -1};
+    int64_t step = f->gptq || f->wtw ? COARSE_STEP : 1;
+    bool exists = true;
     QC_TRY(total_loss(f, scales, false, &ret->loss_identity, err));
     ret->loss = ret->loss_identity;
-    for (int64_t i = 0; candidate(f, i, label); i++) {
-        double loss;
-        int64_t n_limited = make_exact(f);
-        QC_TRY(total_loss(f, f->trial, false, &loss, err));
-        if (!(loss < ret->loss))
-            continue;
-        ret->loss = loss;
-        ret->n_limited = n_limited;
-        memcpy(ret->choice, label, sizeof label);
-        memcpy(scales, f->trial, n_bytes);
-        if (f->site->gain)
-            memcpy(gain, f->trial_gain, n_bytes);
+    for (int64_t i = 0; exists; i += step)
+        QC_TRY(try_candidate(f, i, &s, ret, &exists, err));
+    for (step /= 2; step > 0 && s.best >= 0; step /= 2) {
+        int64_t centre = s.best;
+        QC_TRY(try_candidate(f, centre - step, &s, ret, &exists, err));
+        QC_TRY(try_candidate(f, centre + step, &s, ret, &exists, err));
     }
     return QC_OK;
 }
 
-/* All rows decide between the winner of the probe and identity. */
+/* ---- refinement ---- */
+
+enum { NOISE_TOKENS = 256 };
+
+typedef struct refinement {
+    double *x_square, *w_square; /* [n] diag(H) per token, diag(W^T W) */
+    float *by_column, *scratch;  /* [n] */
+    bool *fixed;                 /* [n_scales] */
+    double *work;
+} refinement;
+
+static int refinement_alloc(refinement *r, int64_t n, int64_t n_scales, qc_err *err)
+{
+    *r = (refinement){.x_square = qc_alloc((size_t)n, sizeof(double)),
+                      .w_square = qc_alloc((size_t)n, sizeof(double)),
+                      .by_column = qc_alloc((size_t)n, sizeof(float)),
+                      .scratch = qc_alloc((size_t)n, sizeof(float)),
+                      .fixed = qc_alloc((size_t)n_scales, sizeof(bool)),
+                      .work = qc_alloc((size_t)(4 * n_scales + 2 * n), sizeof(double))};
+    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work)
+        return QC_OK;
+    return qc_fail_nomem(err, "channel scales", (unsigned long long)n * 48);
+}
+
+static void refinement_free(refinement *r)
+{
+    void *arrays[] = {r->x_square, r->w_square, r->by_column, r->scratch, r->fixed, r->work};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        qc_free(arrays[i]);
+}
+
+/* Diagonals that turn noise of one operand into noise of the output. */
+static int take_diagonals(fold_work *f, refinement *r, qc_err *err)
+{
+    const qc_fold_site *site = f->site;
+    const float *h = f->h_host ? f->h_host : site->h;
+    int64_t n = site->n_cols;
+    for (int64_t j = 0; j < n; j++)
+        r->x_square[j] = (double)h[j * n + j] / (double)qc_max_i64(site->n_tokens, 1);
+    if (!f->wtw)
+        return QC_OK;
+    QC_TRY(f->be->download(f->be, f->h_staging, f->wtw, n * n, err));
+    for (int64_t j = 0; j < n; j++)
+        r->w_square[j] = (double)f->h_staging[j * n + j];
+    return QC_OK;
+}
+
+/* The operands of a site: weights of the probe, and activations if they are rounded. Returns their number. */
+static int list_noises(const fold_work *f, const refinement *r, qc_fold_noise *noises)
+{
+    const qc_fold_site *site = f->site;
+    int n = 0;
+    for (int m = 0; m < site->n_matrices; m++)
+        noises[n++] = (qc_fold_noise){.a = f->rows[m],
+                                      .n_rows = f->n_rows[m],
+                                      .partner = r->x_square,
+                                      .group = site->matrices[m].spec->grid.group_elems,
+                                      .power = 1,
+                                      .factor = (double)site->matrices[m].n_rows};
+    if (f->wtw)
+        noises[n++] = (qc_fold_noise){.a = site->sample,
+                                      .n_rows = qc_min_i64(site->n_sample, NOISE_TOKENS),
+                                      .partner = r->w_square,
+                                      .group = site->act_group ? site->act_group : site->n_cols,
+                                      .power = -1,
+                                      .factor = 1};
+    return n;
+}
+
+/* Factors by which the model's noise of weights and of activations is what was measured with these scales. */
+static int calibrate(fold_work *f, const float *scales, qc_fold_noise *noises, int n_noises, refinement *r,
+                     qc_err *err)
+{
+    double measured[2] = {0}, modelled[2] = {0};
+    QC_TRY(weight_loss(f, scales, false, &measured[0], err));
+    if (f->wtw)
+        QC_TRY(act_loss(f, scales, &measured[1], err));
+    for (int64_t j = 0; j < f->site->n_cols; j++)
+        r->by_column[j] = scales[channel(f->site, j)];
+    for (int k = 0; k < n_noises; k++)
+        modelled[noises[k].power < 0] +=
+            qc_fold_noise_value(&noises[k], f->site->n_cols, r->by_column, r->scratch);
+    for (int k = 0; k < n_noises; k++) {
+        int kind = noises[k].power < 0;
+        noises[k].factor *= modelled[kind] > 0 ? measured[kind] / modelled[kind] : 0;
+    }
+    return QC_OK;
+}
+
+/* Trial scales: from the best candidate down the slope of the noise model. */
+static int refine(fold_work *f, const float *scales, qc_err *err)
+{
+    const qc_fold_site *site = f->site;
+    qc_fold_noise noises[QC_FOLD_MATRICES + 1];
+    size_t n_bytes = (size_t)site->n_scales * sizeof *scales;
+    refinement r;
+    int rc = refinement_alloc(&r, site->n_cols, site->n_scales, err);
+    if (rc == QC_OK)
+        rc = take_diagonals(f, &r, err);
+    if (rc == QC_OK) {
+        int n = list_noises(f, &r, noises);
+        if ((rc = calibrate(f, scales, noises, n, &r, err)) == QC_OK) {
+            memcpy(f->trial, scales, n_bytes);
+            for (int64_t c = 0; c < site->n_scales; c++)
+                r.fixed[c] = !(f->x_max[c] > 0 && f->w_max[c] > 0);
+            qc_fold_noise_descend(noises, n, site->n_cols, site->n_scales, site->scale_of, r.fixed, f->trial,
+                                  r.work);
+        }
+    }
+    refinement_free(&r);
+    return rc;
+}
+
+/* All rows decide between identity, the best candidate of the probe and what refinement makes of it. */
 static int confirm(fold_work *f, float *scales, float *gain, qc_fold_result *ret, qc_err *err)
 {
     const qc_fold_site *site = f->site;
+    size_t n_bytes = (size_t)site->n_scales * sizeof *scales;
+    bool scaled = strcmp(ret->choice, QC_FOLD_IDENTITY) != 0;
+    double refined;
     for (int64_t c = 0; c < site->n_scales; c++)
         f->trial[c] = 1;
     QC_TRY(total_loss(f, f->trial, true, &ret->loss_identity, err));
-    QC_TRY(total_loss(f, scales, true, &ret->loss, err));
+    ret->loss = ret->loss_identity;
+    if (scaled)
+        QC_TRY(total_loss(f, scales, true, &ret->loss, err));
+    if (f->options->refine && ret->loss_identity > 0) {
+        QC_TRY(refine(f, scales, err));
+        int64_t n_limited = make_exact(f);
+        QC_TRY(total_loss(f, f->trial, true, &refined, err));
+        if (refined < ret->loss) {
+            ret->loss = refined;
+            ret->n_limited = n_limited;
+            memcpy(scales, f->trial, n_bytes);
+            if (site->gain)
+                memcpy(gain, f->trial_gain, n_bytes);
+            snprintf(ret->choice + strlen(ret->choice), sizeof ret->choice - strlen(ret->choice), " +");
+        }
+    }
     if (ret->loss <= ret->loss_identity)
         return QC_OK;
     ret->refused = true;
     ret->loss = ret->loss_identity;
     ret->n_limited = 0;
-    snprintf(ret->choice, sizeof ret->choice, "identity");
+    snprintf(ret->choice, sizeof ret->choice, QC_FOLD_IDENTITY);
     set_identity(site, scales, gain);
     return QC_OK;
 }
@@ -465,12 +631,16 @@ int qc_fold_choose(qc_backend *be, const qc_fold_site *site, const qc_fold_optio
                    float *gain, qc_fold_result *ret, qc_err *err)
 {
     fold_work f = {.be = be, .site = site, .options = options};
-    *ret = (qc_fold_result){.choice = "identity"};
+    qc_gptq_options plain = options->gptq ? *options->gptq : qc_gptq_defaults();
+    plain.refit = false;
+    plain.sweeps = 0;
+    f.gptq = options->gptq ? &plain : NULL;
+    *ret = (qc_fold_result){.choice = QC_FOLD_IDENTITY};
     set_identity(site, scales, gain);
     int rc = work_alloc(&f, err);
     if (rc == QC_OK && (rc = scan_all(&f, err)) == QC_OK)
         rc = search(&f, scales, gain, ret, err);
-    if (rc == QC_OK && strcmp(ret->choice, "identity") != 0)
+    if (rc == QC_OK && ret->loss_identity > 0)
         rc = confirm(&f, scales, gain, ret, err);
     work_free(&f);
     return rc;

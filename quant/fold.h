@@ -15,12 +15,13 @@ typedef struct qc_fold_options {
     int64_t n_ratios; /* AWQ: exponents i / (n_ratios - 1); at least 2 */
     double alpha;     /* SmoothQuant: exponent 0 .. 1, < 0 = each site chooses among QC_FOLD_ALPHAS */
     const qc_gptq_options *gptq; /* how the weights will be rounded; NULL = to nearest */
-    int64_t probe_rows; /* rows of a matrix that candidates are compared on; the winner is checked on all */
+    bool refine;                 /* the best candidate is a start, see docs/methods/smoothquant.md */
+    int64_t probe_rows;          /* of a site that candidates are compared on; the winner is checked on all */
 } qc_fold_options;
 
 #define QC_FOLD_ALPHAS 21 /* 0, 0.05 .. 1 */
 
-/* AWQ: 20 ratios; SmoothQuant: alpha searched; 128 rows. */
+/* AWQ: 20 ratios; SmoothQuant: alpha searched; 192 rows. */
 qc_fold_options qc_fold_defaults(qc_fold_method method);
 
 /* A matrix that reads the inputs; fetch gives its values as they are without the scaling of this site. */
@@ -53,8 +54,11 @@ typedef struct qc_fold_site {
     qc_dtype gain_dtype;
 } qc_fold_site;
 
+/* Name of the choice to leave a site as it is. */
+#define QC_FOLD_IDENTITY "identity"
+
 typedef struct qc_fold_result {
-    char choice[32];      /* "duo 0.55", "plain 0.30", "alpha 0.65", "identity" */
+    char choice[32];      /* "duo 0.55", "plain 0.30", "alpha 0.65", "alpha 0.65 +" (refined), "identity" */
     double loss;          /* mean squared output error per token of all matrices, with s */
     double loss_identity; /* without */
     int64_t n_limited;    /* channels that were left as they are because s or its quotient is out of range */

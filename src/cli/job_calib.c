@@ -41,6 +41,9 @@ static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_er
     if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX && !qc_job_has_budget(q))
         return qc_fail(err, QC_E_USAGE,
                        "calibration.text is given, but method rtn with search minmax makes no use of it");
+    if (q->method != QC_METHOD_RTN && q->method != QC_METHOD_GPTQ && q->gptq.inputs == 1)
+        return qc_fail(err, QC_E_USAGE,
+                       "quantize.gptq.inputs original: methods that scale channels use the quantized inputs");
     return QC_OK;
 }
 
@@ -103,7 +106,8 @@ int qc_job_open_calibration(job *j, qc_err *err)
 
 bool qc_job_rounds_by_gptq(const qc_recipe_quantize *q)
 {
-    return q->method == QC_METHOD_GPTQ;
+    return q->method == QC_METHOD_GPTQ || q->method == QC_METHOD_AWQ_GPTQ ||
+           q->method == QC_METHOD_SMOOTHQUANT_GPTQ;
 }
 
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *q)
@@ -114,18 +118,34 @@ qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *q)
                              .sweeps = q->gptq.sweeps};
 }
 
+/* Channel scaling as the method wants it. */
+static void fold_options(const qc_recipe_quantize *q, qc_pipeline_options *ret)
+{
+    bool awq = q->method == QC_METHOD_AWQ || q->method == QC_METHOD_AWQ_GPTQ;
+    bool smooth = q->method == QC_METHOD_SMOOTHQUANT || q->method == QC_METHOD_SMOOTHQUANT_GPTQ;
+    int sites = awq ? q->awq.sites : q->smoothquant.sites;
+    ret->fold = qc_fold_defaults(awq ? QC_FOLD_AWQ : smooth ? QC_FOLD_SMOOTHQUANT : QC_FOLD_NONE);
+    ret->fold.n_ratios = q->awq.ratios;
+    ret->fold.alpha = q->smoothquant.alpha;
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        ret->fold_sites[stage] =
+            (awq || smooth) && (sites == QC_SITES_ALL || stage == QC_STAGE_QKV || stage == QC_STAGE_GATE_UP);
+}
+
 static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quantize *q)
 {
-    return (qc_pipeline_options){
+    qc_pipeline_options options = {
         .gptq = qc_job_rounds_by_gptq(q),
         .gptq_options = qc_job_gptq_options(q),
         .original_inputs = q->gptq.inputs == 1,
-        .shrink = q->method == QC_METHOD_GPTQ ? q->gptq.shrink : 0,
-        .correct = q->method == QC_METHOD_GPTQ && q->gptq.inputs == 0 ? q->gptq.correct : 0,
+        .shrink = qc_job_rounds_by_gptq(q) ? q->gptq.shrink : 0,
+        .correct = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 ? q->gptq.correct : 0,
         .memory_bytes = memory_cap(j),
         .scratch_folder = j->recipe->run.scratch,
         .progress = qc_progress_callback,
     };
+    fold_options(q, &options);
+    return options;
 }
 
 /* Is the tensor rounded in the calibrated run, and not while the output is written? */

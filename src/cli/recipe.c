@@ -537,6 +537,8 @@ static cJSON *scalar_json(const qc_key *key, const void *field)
     case QC_KEY_INT:
         return int_json(key, field);
     case QC_KEY_FLOAT:
+        if (key->words && *(const double *)field == (double)key->word_value)
+            return cJSON_CreateString(key->words);
         return *(const double *)field == 0 && !key->deflt ? cJSON_CreateNull()
                                                           : cJSON_CreateNumber(*(const double *)field);
     case QC_KEY_SIZE:

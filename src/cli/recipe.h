@@ -75,6 +75,19 @@ typedef struct qc_recipe_gptq {
     double shrink, correct; /* 0 .. 1 */
 } qc_recipe_gptq;
 
+/* Inputs that are scaled: those that a norm produces, or all four of a layer. */
+typedef enum { QC_SITES_NORMS = 0, QC_SITES_ALL } qc_recipe_sites;
+
+typedef struct qc_recipe_awq {
+    int64_t ratios;
+    int sites; /* qc_recipe_sites */
+} qc_recipe_awq;
+
+typedef struct qc_recipe_smoothquant {
+    double alpha; /* -1 = each input its own */
+    int sites;    /* qc_recipe_sites */
+} qc_recipe_smoothquant;
+
 typedef struct qc_recipe_budget {
     double bits_average; /* 0 = none */
     uint64_t size_bytes; /* 0 = none */
@@ -86,6 +99,8 @@ typedef struct qc_recipe_quantize {
     qc_recipe_activations activations;
     qc_recipe_embedding embedding;
     qc_recipe_gptq gptq;
+    qc_recipe_awq awq;
+    qc_recipe_smoothquant smoothquant;
     qc_override *overrides; /* later ones win */
     int n_overrides;
     char **skip; /* globs */

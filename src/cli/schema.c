@@ -102,6 +102,28 @@ static const qc_key gptq_keys[] = {
 #undef S
 };
 
+static const qc_key awq_keys[] = {
+#define S qc_recipe_awq
+    {"ratios", QC_KEY_INT, FIELD(S, ratios), .min = 2, .max = 100, .deflt = "20",
+     .help = "exponents that are tried for the scales of an input"},
+    {"sites", QC_KEY_ENUM, FIELD(S, sites), .words = "norms|all", .deflt = "all",
+     .help = "inputs that are scaled: those that a norm produces, or all"},
+    {0}
+#undef S
+};
+
+static const qc_key smoothquant_keys[] = {
+#define S qc_recipe_smoothquant
+    {"alpha", QC_KEY_FLOAT, FIELD(S, alpha), .min = 0, .max = 1, .words = "auto", .word_value = -1,
+     .deflt = "auto",
+     .help = "share of the difficulty that goes from activations to weights; auto: each input "
+             "its own, by the least error"},
+    {"sites", QC_KEY_ENUM, FIELD(S, sites), .words = "norms|all", .deflt = "all",
+     .help = "inputs that are scaled: those that a norm produces, or all"},
+    {0}
+#undef S
+};
+
 static const qc_key override_keys[] = {
 #define S qc_override
     {"match", QC_KEY_STRING, FIELD(S, match), .required = true, .selector = true,
@@ -128,7 +150,7 @@ static const qc_key budget_keys[] = {
 static const qc_key quantize_keys[] = {
 #define S qc_recipe_quantize
     {"method", QC_KEY_ENUM, FIELD(S, method), .words = "rtn|gptq|awq|awq+gptq|smoothquant|smoothquant+gptq",
-     .now = "rtn|gptq", .deflt = "rtn",
+     .deflt = "rtn",
      .help = "how weights are rounded; all but rtn need calibration.text, which rtn can use too"},
     {"weights", QC_KEY_MAP, FIELD(S, weights), .sub = weights_keys, .help = "grid of the linear layers"},
     {"activations", QC_KEY_MAP, FIELD(S, activations), .sub = activations_keys, .words = "none",
@@ -136,6 +158,9 @@ static const qc_key quantize_keys[] = {
     {"embedding", QC_KEY_MAP, FIELD(S, embedding), .sub = embedding_keys,
      .help = "grid of embedding and head"},
     {"gptq", QC_KEY_MAP, FIELD(S, gptq), .sub = gptq_keys, .help = "options of method gptq"},
+    {"awq", QC_KEY_MAP, FIELD(S, awq), .sub = awq_keys, .help = "options of methods awq and awq+gptq"},
+    {"smoothquant", QC_KEY_MAP, FIELD(S, smoothquant), .sub = smoothquant_keys,
+     .help = "options of methods smoothquant and smoothquant+gptq"},
     {"overrides", QC_KEY_LIST, COUNTED(S, overrides), .sub = override_keys, .elem_bytes = sizeof(qc_override),
      .help = "other grids for tensors by name, later ones win"},
     {"skip", QC_KEY_LIST, COUNTED(S, skip), .elem_bytes = sizeof(char *),
@@ -425,6 +450,10 @@ static int store_int(const qc_key *key, const char *text, void *field, qc_err *e
 static int store_float(const qc_key *key, const char *text, double *field, qc_err *err)
 {
     double value;
+    if (key->words && strcmp(text, key->words) == 0) {
+        *field = (double)key->word_value;
+        return QC_OK;
+    }
     QC_TRY(qc_parse_float(text, &value, err));
     if (value < key->min || value > key->max)
         return qc_fail(err, QC_E_INPUT, "%.60s is out of range (%.15g to %.15g)", text, key->min, key->max);

@@ -162,6 +162,7 @@ static void times_json(cJSON *out, const qc_layer_times *t)
     add_number(out, "hessian", t->hessian);
     add_number(out, "factor", t->factor);
     add_number(out, "solve", t->solve);
+    add_number(out, "fold", t->fold);
     add_number(out, "pack", t->pack);
     add_number(out, "io", t->io);
 }

@@ -98,7 +98,7 @@ typedef struct qc_tensor_account {
 
 /* Wall seconds that a calibrated layer took, by kind of work. */
 typedef struct qc_layer_times {
-    double forward, hessian, factor, solve, pack, io;
+    double forward, hessian, factor, solve, fold, pack, io;
 } qc_layer_times;
 
 /* In the order of the source. Zero-initialise, release with qc_account_list_clear. */

@@ -290,8 +290,6 @@ END_TEST
 START_TEST(not_built_yet)
 {
     static const bad_case cases[] = {
-        {"quantize: {method: awq+gptq}\n",
-         "r.yaml:1:20: quantize.method: 'awq+gptq' is not supported yet (supported: rtn|gptq)"},
         {"calibration: {statistics: c.qst}\n", "r.yaml:1:27: calibration.statistics: not supported yet"},
         {"quantize: {activations: {bits: 8, dynamic: tensor}}\n",
          "r.yaml:1:44: quantize.activations.dynamic: 'tensor' is not supported yet (supported: token)"},
@@ -300,8 +298,8 @@ START_TEST(not_built_yet)
         {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n",
          "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
-        {"emit: [{path: a.qpk, quantize: {method: awq}}]\n",
-         "r.yaml:1:41: emit[0].quantize.method: 'awq' is not supported yet"},
+        {"emit: [{path: a.qpk, quantize: {activations: {bits: 8, dynamic: none}}}]\n",
+         "r.yaml:1:65: emit[0].quantize.activations.dynamic: 'none' is not supported yet"},
         {"emit: [{path: a.qpk, type: q4_k_m}]\n", "r.yaml:1:28: emit[0].type: not supported yet"},
         {"report: {junit: a.xml}\n", "r.yaml:1:17: report.junit: not supported yet"},
         {"report: {html: a}\n", "r.yaml:1:16: report.html: not supported yet"},
@@ -309,7 +307,7 @@ START_TEST(not_built_yet)
     };
     check_bad(cases, N(cases), QC_E_UNSUPPORTED);
     /* what is broken elsewhere is found first: the whole recipe is checked */
-    ck_assert_int_eq(parse("quantize: {method: awq}\nrun: {threads: x}\n"), QC_E_INPUT);
+    ck_assert_int_eq(parse("run: {device: cuda, threads: x}\n"), QC_E_INPUT);
 }
 END_TEST
 
@@ -498,8 +496,6 @@ START_TEST(wrong_flags)
         {{"m", "--override", ":bits=8"}, QC_E_USAGE, "--override: quantize.overrides[0].match:"},
         {{"m", "--memory", "1.5.2GB"}, QC_E_USAGE, "--memory: run.memory: '1.5.2GB' is not a size"},
         {{"m", "-o", "model.bin"}, QC_E_USAGE, "emit[0]: the extension of 'model.bin' names no format"},
-        {{"m", "--method", "awq"}, QC_E_UNSUPPORTED, "--method: quantize.method: 'awq' is not supported yet"},
-
         {{"m", "--device", "cuda"}, QC_E_UNSUPPORTED, "--device: run.device: 'cuda' is not supported yet"},
         {{""}, QC_E_USAGE, "the path of the model is empty; see"},
         {{"no/such.yaml"}, QC_E_INPUT, "no/such.yaml: "},
