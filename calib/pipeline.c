@@ -144,9 +144,10 @@ static int advance(pipeline *p, double work, qc_err *err)
 typedef struct stage_stats {
     qc_hessian hessian;
     const float *h; /* of the hessian, after finish */
-    /* with correction, else NULL; x16 is the input in the 16-bit model, y16 its residual stream */
-    float *drift;    /* sum of (x16 - x) x^T, [n, n] */
-    float *residual; /* sum of (y16 - y) x^T, [hidden, n], of stages whose output is added to the stream */
+    /* with correction, else NULL: what the quantized model lacks, against the stage's input x */
+    float *drift; /* sum of (x16 - x) x^T, [n, n], x16 the input in the 16-bit model */
+    float *lack;  /* where the output is added to the stream: sum of (y16 - y) x^T, [hidden, n], y16 and y the
+                   * streams after that, y with the 16-bit matrix */
 } stage_stats;
 
 static void stage_stats_clear(stage_stats *s, qc_backend *be)
@@ -154,8 +155,8 @@ static void stage_stats_clear(stage_stats *s, qc_backend *be)
     qc_hessian_clear(&s->hessian);
     if (s->drift)
         be->free(be, s->drift);
-    if (s->residual)
-        be->free(be, s->residual);
+    if (s->lack)
+        be->free(be, s->lack);
 }
 
 /* Backend buffer of zeros; NULL when out of memory. */
@@ -172,34 +173,38 @@ static float *alloc_zero(qc_backend *be, int64_t n_elems, qc_err *err)
     return ret;
 }
 
-/* y = a - b */
-static int subtract(qc_backend *be, float *y, const float *a, const float *b, int64_t n, qc_err *err)
+/* One window of a stage that ends at its inputs: those of the 16-bit stream against u. */
+static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
+                     stage_stats *stats, qc_err *err)
 {
-    QC_TRY(be->scale(be, y, a, 1, n, err));
-    return be->add(be, y, b, -1, n, err);
+    pipeline *p = j->p;
+    qc_backend *be = p->be;
+    int64_t n = p->corpus->length;
+    float *x16;
+    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
+    QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x16, p->buffer_diff, n, err));
+    QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
+    return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, width, 1, err);
 }
 
-/* The 16-bit stream of one window: its input of the stage against u; it goes on by itself at the end of each
- * half. */
-static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *y, const float *u,
-                     int64_t width, stage_stats *stats, qc_err *err)
+/* One window of a stage whose output is added to the stream x: the 16-bit stream moves on, and what x would
+ * lack of it after this stage with its 16-bit matrix is taken against u. */
+static int add_lack(layer_job *j, qc_stage stage, int64_t window, const float *x, const float *u,
+                    int64_t width, stage_stats *stats, qc_err *err)
 {
     pipeline *p = j->p;
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, hidden = p->model->config.hidden;
-    float *x;
-    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x, err));
-    if (stats->residual) {
-        QC_TRY(subtract(be, p->buffer_diff, x, y, n * hidden, err));
-        QC_TRY(be->gram(be, stats->residual, p->buffer_diff, hidden, u, width, n, hidden, width, 1, err));
-    }
-    QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x, p->buffer_diff, n, err));
-    if (keeps_output(stage)) {
-        QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x, n, err));
-        QC_TRY(give_back(p, &p->x_ref, window, x, p->buffer_ref, err));
-    }
-    QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
-    return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, width, 1, err);
+    float *x16;
+    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
+    QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x16, p->buffer_diff, n, err));
+    QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x16, n, err));
+    QC_TRY(give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
+    QC_TRY(be->scale(be, p->buffer_diff, x, 1, n * hidden, err));
+    QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, u, p->buffer_diff, n, err));
+    QC_TRY(be->scale(be, p->buffer_diff, p->buffer_diff, -1, n * hidden, err));
+    QC_TRY(be->add(be, p->buffer_diff, x16, 1, n * hidden, err));
+    return be->gram(be, stats->lack, p->buffer_diff, hidden, u, width, n, hidden, width, 1, err);
 }
 
 static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err)
@@ -208,10 +213,9 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, width = qc_stage_width(&p->model->config, stage);
     QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
-    if (j->ref && !(stats->drift = alloc_zero(be, width * width, err)))
-        return QC_E_RESOURCE;
-    if (j->ref && keeps_output(stage) &&
-        !(stats->residual = alloc_zero(be, p->model->config.hidden * width, err)))
+    float **correction = keeps_output(stage) ? &stats->lack : &stats->drift;
+    int64_t rows = keeps_output(stage) ? p->model->config.hidden : width;
+    if (j->ref && !(*correction = alloc_zero(be, rows * width, err)))
         return QC_E_RESOURCE;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x, *u = p->buffer_u;
@@ -227,8 +231,10 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
         QC_TRY(qc_hessian_add(&stats->hessian, u, width, n, err));
         j->record.times.hessian += qc_now_seconds() - start;
         start = qc_now_seconds();
-        if (j->ref)
-            QC_TRY(add_drift(j, stage, i, x, u, width, stats, err));
+        if (stats->drift)
+            QC_TRY(add_drift(j, stage, i, u, width, stats, err));
+        if (stats->lack)
+            QC_TRY(add_lack(j, stage, i, x, u, width, stats, err));
         j->record.times.forward += qc_now_seconds() - start;
         QC_TRY(advance(p, (double)(width * n), err));
     }
@@ -287,11 +293,6 @@ static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
                           .zeros = m->rows.zeros ? m->rows.zeros + row * groups : NULL};
 }
 
-static const float *residual_rows(const stage_stats *stats, int64_t row, int64_t n_cols)
-{
-    return stats->residual ? stats->residual + row * n_cols : NULL;
-}
-
 static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input *input,
                         const stage_stats *stats, qc_matrix_record *record, qc_err *err)
 {
@@ -311,8 +312,9 @@ static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input
         start = qc_now_seconds();
         qc_gptq_result r;
         qc_code_rows rows = rows_from(m, row, n);
-        if (stats->drift)
-            QC_TRY(qc_gptq_correct_target(input, stats->drift, residual_rows(stats, row, m->n_cols),
+        if (stats->drift || stats->lack)
+            QC_TRY(qc_gptq_correct_target(input, stats->drift,
+                                          stats->lack ? stats->lack + row * m->n_cols : NULL,
                                           j->p->options->correct, m->w, n, err));
         QC_TRY(qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err));
         record->result.error += r.error;

@@ -419,13 +419,16 @@ static int correct_slice(qc_gptq_input *in, const qc_weight *d, const float *r, 
 {
     qc_backend *be = in->be;
     int64_t n = in->n;
-    QC_TRY(be->upload(be, x, w, n_rows * n, err));
-    QC_TRY(be->linear(be, y, n, x, n, d, NULL, n_rows, false, err));
-    if (r) {
+    if (d) {
+        QC_TRY(be->upload(be, x, w, n_rows * n, err));
+        QC_TRY(be->linear(be, y, n, x, n, d, NULL, n_rows, false, err));
         QC_TRY(be->download(be, host, y, n_rows * n, err));
-        QC_TRY(add_ordered(in, r, n_rows, host, err));
-        QC_TRY(be->upload(be, y, host, n_rows * n, err));
+    } else {
+        memset(host, 0, (size_t)(n_rows * n) * sizeof *host);
     }
+    if (r)
+        QC_TRY(add_ordered(in, r, n_rows, host, err));
+    QC_TRY(be->upload(be, y, host, n_rows * n, err));
     QC_TRY(be->factor_solve(be, in->factor, in->pivots, y, n_rows, n, err));
     QC_TRY(be->download(be, host, y, n_rows * n, err));
     for (int64_t i = 0; i < n_rows; i++)
@@ -441,17 +444,17 @@ int qc_gptq_correct_target(qc_gptq_input *in, const float *d, const float *r, do
         return QC_OK;
     qc_backend *be = in->be;
     int64_t n = in->n, most = qc_min_i64(n_rows, SLICE_ROWS);
-    float *copy = be->host_memory ? NULL : qc_alloc((size_t)(n * n), sizeof *copy);
+    float *copy = be->host_memory || !d ? NULL : qc_alloc((size_t)(n * n), sizeof *copy);
     float *host = qc_alloc((size_t)(most * n), sizeof *host);
     float *x = be->alloc(be, most * n, err), *y = be->alloc(be, most * n, err);
     qc_weight *weight = NULL;
     int rc = x && y ? QC_OK : QC_E_RESOURCE;
-    if (rc == QC_OK && (!host || (!be->host_memory && !copy)))
+    if (rc == QC_OK && (!host || (d && !be->host_memory && !copy)))
         rc = qc_fail_nomem(err, "corrected target", (unsigned long long)(n * n) * sizeof *copy);
     if (rc == QC_OK && copy)
         rc = be->download(be, copy, d, n * n, err);
     transposed t = {.d = copy ? copy : d, .order = in->order, .n = n};
-    if (rc == QC_OK)
+    if (rc == QC_OK && d)
         rc = be->weight_load(be, n, n, fetch_transposed, &t, &weight, err);
     for (int64_t row0 = 0; row0 < n_rows && rc == QC_OK; row0 += SLICE_ROWS)
         rc = correct_slice(in, weight, r ? r + row0 * n : NULL, alpha, w + row0 * n,

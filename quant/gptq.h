@@ -52,9 +52,9 @@ int qc_gptq_shrink(qc_backend *be, float *h, int64_t n, double share, qc_err *er
 
 /* Corrected target (docs/methods/gptq.md): w[n_rows, n] += alpha (w D + R) (H + damping)^-1, in place, host
  * memory. d[n, n] (backend) = sum of (x - x') x'^T, x the input in the 16-bit model and x' the one that H was
- * taken from (Qronos). r[n_rows, n] (backend) = sum of (y - y') x'^T, y and y' the residual streams that the
- * product is added to: the matrix then also makes up for what earlier layers have lost there; NULL = without.
- * d, r and H must be scaled alike. Does nothing where the input could not be prepared. */
+ * taken from (Qronos). r[n_rows, n] (backend) = sum of (y - y') x'^T, y and y' what the 16-bit model has
+ * after the product and what this one would have there with w. Either may be NULL. d, r and H must be scaled
+ * alike. Does nothing where the input could not be prepared. */
 int qc_gptq_correct_target(qc_gptq_input *input, const float *d, const float *r, double alpha, float *w,
                            int64_t n_rows, qc_err *err) QC_WARN_UNUSED;
 

@@ -725,9 +725,9 @@ START_TEST(corrected_target)
         d[i] = i % N == 21 ? 0 : (float)(0.1 * mean * qc_rng_normal(&rng));
     for (int i = 0; i < N_ROWS * N; i++)
         res[i] = i % N == 21 ? 0 : (float)(0.1 * mean * qc_rng_normal(&rng));
-    for (int k = 0; k < 6; k++) {
-        int order = k / 2;
-        const float *r_or_none = k % 2 ? res : NULL;
+    for (int k = 0; k < 9; k++) { /* d, both, r */
+        int order = k / 3;
+        const float *r_or_none = k % 3 ? res : NULL, *d_or_none = k % 3 < 2 ? d : NULL;
         test_backend t = test_backend_new("", 1);
         qc_gptq_options o = options_of((qc_gptq_order)order, 0.05, false, 0);
         qc_gptq_input *in;
@@ -736,7 +736,7 @@ START_TEST(corrected_target)
         ck_assert_int_eq(qc_gptq_input_new(t.be, h, N, &o, &in, &info, &err), 0);
         ck_assert_double_le(fabs(info.mean_diag - mean), mean * TOL_DOT(N));
         memcpy(w2, w, sizeof w2);
-        ck_assert_int_eq(qc_gptq_correct_target(in, d, r_or_none, 0.25, w2, N_ROWS, &err), 0);
+        ck_assert_int_eq(qc_gptq_correct_target(in, d_or_none, r_or_none, 0.25, w2, N_ROWS, &err), 0);
         double largest = 0, off = 0;
         for (int r = 0; r < N_ROWS; r++)
             for (int j = 0; j < N; j++) {
@@ -744,7 +744,7 @@ START_TEST(corrected_target)
                 for (int i = 0; i < N; i++) {
                     double a = (double)h[i * N + j] + (i == j ? 0.05 * mean : 0);
                     left += ((double)w2[r * N + i] - (double)w[r * N + i]) * a;
-                    right += 0.25 * (double)w[r * N + i] * (double)d[i * N + j];
+                    right += d_or_none ? 0.25 * (double)w[r * N + i] * (double)d[i * N + j] : 0;
                 }
                 largest = fmax(largest, fabs(right));
                 off = fmax(off, fabs(left - right));
