@@ -640,7 +640,8 @@ int qc_fold_choose(qc_backend *be, const qc_fold_site *site, const qc_fold_optio
     int rc = work_alloc(&f, err);
     if (rc == QC_OK && (rc = scan_all(&f, err)) == QC_OK)
         rc = search(&f, scales, gain, ret, err);
-    if (rc == QC_OK && ret->loss_identity > 0)
+    if (rc == QC_OK && ret->loss_identity > 0 &&
+        (options->refine || strcmp(ret->choice, QC_FOLD_IDENTITY) != 0))
         rc = confirm(&f, scales, gain, ret, err);
     work_free(&f);
     return rc;
