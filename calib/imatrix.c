@@ -221,6 +221,7 @@ typedef struct tensor {
 struct qc_imatrix {
     int64_t n_layers;
     float **weights; /* [n_layers * QC_N_SLOTS], NULL where there are none */
+    int64_t *tokens; /* the same */
 };
 
 typedef struct reader {
@@ -371,7 +372,8 @@ static int find_values(const reader *r, const char *name, const char *suffix, in
     return QC_OK;
 }
 
-static int read_matrix(const reader *r, int layer, qc_slot slot, int64_t n, float **ret, qc_err *err)
+static int read_matrix(const reader *r, int layer, qc_slot slot, int64_t n, float **ret, int64_t *ret_tokens,
+                       qc_err *err)
 {
     char name[64];
     const float *sums, *count;
@@ -393,6 +395,7 @@ static int read_matrix(const reader *r, int layer, qc_slot slot, int64_t n, floa
     if (!*ret)
         return qc_fail_nomem(err, r->path, (unsigned long long)n * sizeof **ret);
     qc_stats_weights_of_sums(sums, n, (double)*count, *ret);
+    *ret_tokens = *count < 1 ? 1 : (int64_t)*count;
     return QC_OK;
 }
 
@@ -404,8 +407,10 @@ static int read_all(reader *r, const qc_model *model, qc_imatrix *im, qc_err *er
     for (int layer = 0; layer < (int)im->n_layers; layer++)
         for (int s = 0; s < QC_N_STAGES; s++)
             for (const qc_slot *slot = qc_stage_slots((qc_stage)s); *slot != QC_N_SLOTS; slot++) {
-                float **w = &im->weights[layer * QC_N_SLOTS + (int)*slot];
-                QC_TRY(read_matrix(r, layer, *slot, qc_stage_width(&model->config, (qc_stage)s), w, err));
+                int at = layer * QC_N_SLOTS + (int)*slot;
+                float **w = &im->weights[at];
+                QC_TRY(read_matrix(r, layer, *slot, qc_stage_width(&model->config, (qc_stage)s), w,
+                                   &im->tokens[at], err));
                 n_found += *w != NULL;
             }
     if (n_found == 0)
@@ -418,10 +423,14 @@ int qc_imatrix_open(const char *path, const qc_model *model, qc_imatrix **ret, q
 {
     qc_mapped map = {0};
     qc_imatrix *im = qc_calloc(1, sizeof *im);
-    if (!im ||
-        !(im->weights = qc_calloc((size_t)(model->config.n_layers * QC_N_SLOTS), sizeof *im->weights))) {
-        qc_free(im);
+    if (!im)
         return qc_fail_nomem(err, path, sizeof *im);
+    size_t n = (size_t)(model->config.n_layers * QC_N_SLOTS);
+    im->weights = qc_calloc(n, sizeof *im->weights);
+    im->tokens = qc_calloc(n, sizeof *im->tokens);
+    if (!im->weights || !im->tokens) {
+        qc_imatrix_close(im);
+        return qc_fail_nomem(err, path, n * 16);
     }
     im->n_layers = model->config.n_layers;
     int rc = qc_file_map(path, &map, err);
@@ -445,10 +454,16 @@ void qc_imatrix_close(qc_imatrix *im)
     for (int64_t i = 0; i < im->n_layers * QC_N_SLOTS; i++)
         qc_free(im->weights[i]);
     qc_free(im->weights);
+    qc_free(im->tokens);
     qc_free(im);
 }
 
 const float *qc_imatrix_weights(const qc_imatrix *im, int layer, qc_slot slot)
 {
     return im->weights[layer * QC_N_SLOTS + (int)slot];
+}
+
+int64_t qc_imatrix_tokens(const qc_imatrix *im, int layer, qc_slot slot)
+{
+    return im->tokens[layer * QC_N_SLOTS + (int)slot];
 }

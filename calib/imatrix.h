@@ -22,6 +22,9 @@ void qc_imatrix_close(qc_imatrix *im);
  * tokens for it. Owned by im. */
 const float *qc_imatrix_weights(const qc_imatrix *im, int layer, qc_slot slot);
 
+/* Tokens that these are the means over; 0 where there are none. */
+int64_t qc_imatrix_tokens(const qc_imatrix *im, int layer, qc_slot slot);
+
 /* "blk.LAYER.attn_q.weight" and its like for the matrices of a layer: the names of llama.cpp. */
 void qc_imatrix_name(int layer, qc_slot slot, char ret[64]);
 

@@ -400,15 +400,18 @@ static int note_input(layer_job *j, qc_stage stage, const qc_gptq_input_info *in
     return QC_OK;
 }
 
-static bool any_quantized(const layer_job *j, qc_stage stage)
+/* slots: of a stage, up to QC_N_SLOTS. */
+static bool any_quantized(const layer_job *j, const qc_slot *slots)
 {
-    for (const qc_slot *s = qc_stage_slots(stage); *s != QC_N_SLOTS; s++)
+    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++)
         if (planned(j->p, qc_model_tensor(j->p->model, j->index, *s))->action == QC_ACTION_QUANTIZED)
             return true;
     return false;
 }
 
-static int quantize_stage(layer_job *j, qc_stage stage, const stage_stats *stats, qc_err *err)
+/* slots: matrices of the stage, up to QC_N_SLOTS. */
+static int quantize_stage(layer_job *j, qc_stage stage, const qc_slot *slots, const stage_stats *stats,
+                          qc_err *err)
 {
     pipeline *p = j->p;
     qc_gptq_input *input = NULL;
@@ -422,7 +425,7 @@ static int quantize_stage(layer_job *j, qc_stage stage, const stage_stats *stats
     seconds = qc_now_seconds() - start;
     j->record.times.factor += seconds;
     rc = note_input(j, stage, &info, err);
-    for (const qc_slot *s = qc_stage_slots(stage); *s != QC_N_SLOTS && rc == QC_OK; s++) {
+    for (const qc_slot *s = slots; *s != QC_N_SLOTS && rc == QC_OK; s++) {
         if (planned(p, qc_model_tensor(p->model, j->index, *s))->action != QC_ACTION_QUANTIZED)
             continue;
         rc = quantize_matrix(j, *s, input, stats, &info, seconds, err);
@@ -452,12 +455,51 @@ static int run_stage(layer_job *j, qc_stage stage, qc_err *err)
 {
     pipeline *p = j->p;
     stage_stats stats = {.drift = NULL};
+    const qc_slot *slots = qc_stage_slots(stage);
     p->kept.hidden = qc_stage_width(&p->model->config, stage);
     int rc = collect(j, stage, &stats, err);
-    if (rc == QC_OK && any_quantized(j, stage))
-        rc = quantize_stage(j, stage, &stats, err);
+    if (rc == QC_OK && any_quantized(j, slots))
+        rc = quantize_stage(j, stage, slots, &stats, err);
     stage_stats_clear(&stats, p->be);
     return rc == QC_OK && keeps_output(stage) ? put_output(j, stage, err) : rc;
+}
+
+/* ---- given statistics ---- */
+
+/* Matrices of a stage that have the statistics of the first of them. */
+static int run_given(layer_job *j, qc_stage stage, const qc_slot *slots, qc_err *err)
+{
+    pipeline *p = j->p;
+    stage_stats stats = {.drift = NULL};
+    int64_t tensor = qc_model_tensor(p->model, j->index, slots[0]),
+            width = qc_stage_width(&p->model->config, stage);
+    if (!any_quantized(j, slots))
+        return QC_OK;
+    double start = qc_now_seconds();
+    int rc = qc_given_stats_load(p->options->given, p->be, j->index, stage, slots[0], &stats.hessian,
+                                 &stats.h, err);
+    if (rc == QC_OK)
+        rc = qc_gptq_shrink(p->be, stats.hessian.block_h, width, p->options->shrink, err);
+    j->record.times.hessian += qc_now_seconds() - start;
+    if (rc == QC_OK && stats.hessian.n_tokens == 0)
+        rc = qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "no_statistics",
+                          p->model->src->info(p->model->src, tensor)->name, 1, err,
+                          "the importance matrix has nothing about it: all columns count alike");
+    if (rc == QC_OK)
+        rc = quantize_stage(j, stage, slots, &stats, err);
+    stage_stats_clear(&stats, p->be);
+    return rc;
+}
+
+/* An importance matrix has statistics of each matrix, a statistics file of each stage. */
+static int run_given_stage(layer_job *j, qc_stage stage, qc_err *err)
+{
+    const qc_slot *slots = qc_stage_slots(stage);
+    if (qc_given_stats_info(j->p->options->given))
+        return run_given(j, stage, slots, err);
+    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++)
+        QC_TRY(run_given(j, stage, (qc_slot[]){*s, QC_N_SLOTS}, err));
+    return QC_OK;
 }
 
 /* ---- one layer ---- */
@@ -594,6 +636,19 @@ static int quantize_layer(layer_job *j, qc_err *err)
     return finish_record(j, err);
 }
 
+/* Layers do not depend on each other here. */
+static int quantize_given_layer(layer_job *j, qc_err *err)
+{
+    if (j->index < qc_journal_n_layers(j->p->journal))
+        return QC_OK;
+    QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        QC_TRY(run_given_stage(j, (qc_stage)stage, err));
+        QC_TRY(advance(j->p, (double)qc_stage_width(&j->p->model->config, (qc_stage)stage), err));
+    }
+    return finish_record(j, err);
+}
+
 /* A layer that the journal has: its codes take the place of the solve. */
 static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
 {
@@ -665,7 +720,9 @@ static int replay_layer(layer_job *j, qc_err *err)
 static int run_layer(pipeline *p, int index, qc_err *err)
 {
     layer_job j = {.p = p, .index = index, .record.layer = index};
-    int rc = index < qc_journal_n_layers(p->journal) ? replay_layer(&j, err) : quantize_layer(&j, err);
+    int rc = p->options->given                         ? quantize_given_layer(&j, err)
+             : index < qc_journal_n_layers(p->journal) ? replay_layer(&j, err)
+                                                       : quantize_layer(&j, err);
     qc_layer_free(j.layer);
     qc_layer_free(j.ref);
     qc_layer_fold_clear(&j.fold);
@@ -679,8 +736,16 @@ void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corp
                             const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
                             uint64_t *ret_scratch)
 {
-    int64_t tokens = total_tokens(corpus), n_streams = options->correct > 0 ? 2 : 1, w = widest(config);
+    int64_t w = widest(config);
     uint64_t h = (uint64_t)(w * w) * 4, levels = 2;
+    if (options->given) { /* no stream; loading H, or H and its factor, beside a matrix as below */
+        uint64_t load = qc_given_stats_bytes(options->given);
+        *ret_scratch = 0;
+        *ret_full = *ret_least =
+            (load > 3 * h ? load : 3 * h) + qc_layer_bytes(config) + 4 * (uint64_t)SOLVE_ELEMS;
+        return;
+    }
+    int64_t tokens = total_tokens(corpus), n_streams = options->correct > 0 ? 2 : 1;
     while (1ll << levels < tokens / QC_HESSIAN_BLOCK)
         levels++;
     uint64_t layer = qc_layer_bytes(config), window = (uint64_t)(corpus->length * w) * 4;
@@ -702,18 +767,18 @@ static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
     return qc_stream_open(&p->kept, tokens, width, spill, p->options->scratch_folder, err);
 }
 
-static int open_pipeline(pipeline *p, qc_err *err)
+static void count_work(pipeline *p, int64_t tokens)
+{
+    const qc_model_config *c = &p->model->config;
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens * (double)c->n_layers;
+}
+
+static int open_streams(pipeline *p, bool spill, qc_err *err)
 {
     const qc_model_config *c = &p->model->config;
     const qc_pipeline_options *o = p->options;
     int64_t n = p->corpus->length, tokens = total_tokens(p->corpus), w = widest(c);
-    uint64_t full, least, scratch;
-    qc_pipeline_plan_bytes(c, p->corpus, o, &full, &least, &scratch);
-    bool spill = o->memory_bytes && full > o->memory_bytes;
-    if (o->memory_bytes && least > o->memory_bytes)
-        return qc_fail(err, QC_E_RESOURCE, "calibration needs at least %llu MB, the memory cap is %llu MB",
-                       (unsigned long long)(least / 1000000 + 1),
-                       (unsigned long long)(o->memory_bytes / 1000000));
     QC_TRY(qc_stream_open(&p->x, tokens, c->hidden, spill, o->scratch_folder, err));
     QC_TRY(open_kept(p, tokens, spill, err));
     if (o->correct > 0)
@@ -725,8 +790,22 @@ static int open_pipeline(pipeline *p, qc_err *err)
             return QC_E_RESOURCE;
     if (!(p->host = qc_alloc((size_t)(n * w), sizeof *p->host)))
         return qc_fail_nomem(err, "calibration", (unsigned long long)(n * w) * 4);
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
-        p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens * (double)c->n_layers;
+    count_work(p, tokens);
+    return embed_all(p, err);
+}
+
+static int open_pipeline(pipeline *p, qc_err *err)
+{
+    const qc_pipeline_options *o = p->options;
+    uint64_t full, least, scratch;
+    qc_pipeline_plan_bytes(&p->model->config, p->corpus, o, &full, &least, &scratch);
+    if (o->memory_bytes && least > o->memory_bytes)
+        return qc_fail(err, QC_E_RESOURCE, "calibration needs at least %llu MB, the memory cap is %llu MB",
+                       (unsigned long long)(least / 1000000 + 1),
+                       (unsigned long long)(o->memory_bytes / 1000000));
+    if (!o->given)
+        return open_streams(p, o->memory_bytes && full > o->memory_bytes, err);
+    count_work(p, 1);
     return QC_OK;
 }
 
@@ -756,9 +835,7 @@ int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backe
                   .x.fd = -1,
                   .x_ref.fd = -1,
                   .kept.fd = -1};
-    int rc;
-    if ((rc = open_pipeline(&p, err)) == QC_OK)
-        rc = embed_all(&p, err);
+    int rc = open_pipeline(&p, err);
     for (int layer = 0; layer < model->config.n_layers && rc == QC_OK; layer++)
         rc = run_layer(&p, layer, err);
     close_pipeline(&p);

@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "corpus.h"
 #include "fold.h"
+#include "given_stats.h"
 #include "gptq.h"
 #include "journal.h"
 
@@ -17,6 +18,7 @@ typedef struct qc_pipeline_options {
     qc_gptq_options gptq_options;
     qc_fold_options fold; /* channel scaling before a layer is rounded (its gptq is set by the pipeline) */
     bool fold_sites[QC_N_STAGES]; /* inputs that are scaled, by the stage that reads them */
+    const qc_given_stats *given;  /* statistics instead of a corpus; then original_inputs is set, correct 0 */
     bool original_inputs;         /* statistics of the 16-bit stream instead of the quantized one */
     double shrink;                /* of correlations, 0 .. 1: qc_gptq_shrink */
     double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
@@ -26,15 +28,16 @@ typedef struct qc_pipeline_options {
     void *progress_ctx;
 } qc_pipeline_options;
 
-/* Bytes of memory with all streams in memory, and at least; scratch bytes of the latter. */
+/* Bytes of memory with all streams in memory, and at least; scratch bytes of the latter. corpus: not used
+ * with options->given, here and below. */
 void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
                             const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
                             uint64_t *ret_scratch);
 
 /* Quantize the matrices of all layers that the plan wants quantized, into the journal; layers that it has
- * already are only run through. The journal gets, per layer, the codes under the tensors' names and a
- * qc_layer_record as text under qc_pipeline_record_name. QC_E_INPUT: a value that is not finite (layer and
- * input named). */
+ * already are only run through (with given statistics nothing is: only weights are read). The journal gets,
+ * per layer, the codes under the tensors' names and a qc_layer_record as text under qc_pipeline_record_name.
+ * QC_E_INPUT: a value that is not finite (layer and input named). */
 int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
                     const qc_corpus *corpus, const qc_pipeline_options *options, qc_journal *journal,
                     qc_err *err) QC_WARN_UNUSED;

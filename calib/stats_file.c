@@ -14,19 +14,28 @@
 #include <string.h>
 #include <zlib.h>
 
-int qc_stats_model_sha256(const qc_source *src, char ret_hex[65], qc_err *err)
+int qc_stats_model_sha256_of(const char (*digests)[65], int64_t n, char ret_hex[65], qc_err *err)
 {
     qc_sha256 *state = qc_sha256_new();
     if (!state)
         return qc_fail_nomem(err, "hash of the model", 256);
+    for (int64_t i = 0; i < n; i++)
+        qc_sha256_update(state, digests[i], 64);
+    qc_sha256_final(state, ret_hex);
+    return QC_OK;
+}
+
+int qc_stats_model_sha256(const qc_source *src, char ret_hex[65], qc_err *err)
+{
+    char(*digests)[65] = qc_calloc((size_t)src->n_files + 1, sizeof *digests);
+    if (!digests)
+        return qc_fail_nomem(err, "hash of the model", (unsigned long long)src->n_files * sizeof *digests);
     int rc = QC_OK;
-    char hex[QC_SHA256_HEX_BYTES], all[QC_SHA256_HEX_BYTES];
     for (int64_t i = 0; i < src->n_files && rc == QC_OK; i++)
-        if ((rc = qc_sha256_file(src->files[i], hex, err)) == QC_OK)
-            qc_sha256_update(state, hex, 64);
-    qc_sha256_final(state, all);
+        rc = qc_sha256_file(src->files[i], digests[i], err);
     if (rc == QC_OK)
-        memcpy(ret_hex, all, sizeof all);
+        rc = qc_stats_model_sha256_of((const char(*)[65])digests, src->n_files, ret_hex, err);
+    qc_free(digests);
     return rc;
 }
 

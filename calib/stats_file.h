@@ -32,6 +32,9 @@ int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char
 
 /* One hash for all weight files of a source: SHA-256 of their SHA-256 digests in order. */
 int qc_stats_model_sha256(const qc_source *src, char ret_hex[65], qc_err *err) QC_WARN_UNUSED;
+/* The same from the digests of its files. */
+int qc_stats_model_sha256_of(const char (*digests)[65], int64_t n, char ret_hex[65],
+                             qc_err *err) QC_WARN_UNUSED;
 
 /* ---- reading ---- */
 

@@ -179,6 +179,9 @@ static int make_plan(job *j, qc_err *err)
             return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
                            r->verify.gates[i].name);
     }
+    if (j->given)
+        QC_TRY(hash_source(j, err));
+    QC_TRY(qc_job_check_statistics(j, err));
     QC_TRY(plan_budgets(j, err));
     plan_resources(j);
     return check_resources(j, err);

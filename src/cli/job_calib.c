@@ -11,6 +11,7 @@
 #include "qc_file.h"
 #include "qc_log.h"
 #include "qc_math.h"
+#include "qc_sha256.h"
 #include "qc_time.h"
 
 #include <math.h>
@@ -22,25 +23,40 @@
 
 bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quantize)
 {
-    return quantize->method != QC_METHOD_RTN || recipe->calibration.text || qc_job_has_budget(quantize);
+    return quantize->method != QC_METHOD_RTN || recipe->calibration.text || recipe->calibration.statistics ||
+           qc_job_has_budget(quantize);
+}
+
+bool qc_job_has_calibration(const job *j)
+{
+    return j->corpus.n_windows || j->given;
 }
 
 static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_err *err)
 {
     if (q->budget.bits_average > 0 && q->budget.size_bytes)
         return qc_fail(err, QC_E_USAGE, "quantize.budget: bits_average and size are two budgets, give one");
-    if (!r->calibration.text && qc_job_has_budget(q))
+    const char *text = r->calibration.text, *statistics = r->calibration.statistics;
+    if (text && statistics)
+        return qc_fail(err, QC_E_USAGE,
+                       "calibration: text and statistics are both given, one is taken instead of the other");
+    if (!text && qc_job_has_budget(q))
         return qc_fail(err, QC_E_USAGE,
                        "quantize.budget: choosing bits needs a text to measure with (calibration.text, "
                        "--calib FILE)");
-    if (!r->calibration.text)
+    if (!text && !statistics)
         return qc_fail(
             err, QC_E_USAGE,
             "quantize.method: all methods but rtn need a text to calibrate with (calibration.text, "
             "--calib FILE)");
+    if (statistics && q->method != QC_METHOD_RTN && q->method != QC_METHOD_GPTQ)
+        return qc_fail(err, QC_E_USAGE,
+                       "quantize.method: methods that scale channels try the scales on tokens, so they need "
+                       "calibration.text (--calib FILE) instead of calibration.statistics");
     if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX && !qc_job_has_budget(q))
         return qc_fail(err, QC_E_USAGE,
-                       "calibration.text is given, but method rtn with search minmax makes no use of it");
+                       "calibration.%s is given, but method rtn with search minmax makes no use of it",
+                       text ? "text" : "statistics");
     if (q->method != QC_METHOD_RTN && q->method != QC_METHOD_GPTQ && q->gptq.inputs == 1)
         return qc_fail(err, QC_E_USAGE,
                        "quantize.gptq.inputs original: methods that scale channels use the quantized inputs");
@@ -85,21 +101,54 @@ static int load_corpus(job *j, qc_err *err)
     return QC_OK;
 }
 
+/* What a statistics file says of its text; an importance matrix is taken as it is. */
+static int open_given(job *j, bool gptq, qc_err *err)
+{
+    const char *path = j->recipe->calibration.statistics;
+    QC_TRY(qc_given_stats_open(path, &j->model, &j->given, err));
+    const qc_stats_info *info = qc_given_stats_info(j->given);
+    j->calibration = (qc_calibration){.statistics = path, .ppl = NAN};
+    if (!info && gptq)
+        return qc_fail(
+            err, QC_E_USAGE,
+            "%s: an importance matrix has no products of two inputs, which method gptq needs: take "
+            "method rtn, or statistics made by qcalib",
+            path);
+    if (!info)
+        return QC_OK;
+    j->calibration.text = info->text;
+    j->calibration.windows = info->n_windows;
+    j->calibration.length = info->length;
+    j->calibration.tokens = info->n_windows * info->length;
+    j->calibration.compute = info->compute;
+    memcpy(j->calibration.ids_sha256, info->ids_sha256, sizeof j->calibration.ids_sha256);
+    return QC_OK;
+}
+
 int qc_job_open_calibration(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
-    bool any = false;
+    bool any = false, gptq = false;
     for (int i = 0; i < r->n_emit; i++) {
         const qc_recipe_quantize *q = r->emit[i].own_quantize ? &r->emit[i].quantize : &r->quantize;
         if (!qc_job_calibrates(r, q))
             continue;
         QC_TRY(check_settings(r, q, err));
         any = true;
+        gptq = gptq || qc_job_rounds_by_gptq(q);
     }
     if (!any)
         return QC_OK;
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
-    return load_corpus(j, err);
+    return r->calibration.statistics ? open_given(j, gptq, err) : load_corpus(j, err);
+}
+
+int qc_job_check_statistics(job *j, qc_err *err)
+{
+    if (!j->given)
+        return QC_OK;
+    QC_TRY(qc_given_stats_check(j->given, &j->model, (const char(*)[65])j->source_sha256, err));
+    return qc_sha256_file(j->calibration.statistics, j->calibration.statistics_sha256, err);
 }
 
 /* ---- plan ---- */
@@ -137,6 +186,7 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
     qc_pipeline_options options = {
         .gptq = qc_job_rounds_by_gptq(q),
         .gptq_options = qc_job_gptq_options(q),
+        .given = j->given,
         .original_inputs = q->gptq.inputs == 1,
         .shrink = qc_job_rounds_by_gptq(q) ? q->gptq.shrink : 0,
         .correct = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 ? q->gptq.correct : 0,
@@ -265,6 +315,9 @@ static int build_keys(const job *j, const output *o, key_list *list, qc_err *err
     int rc = quantize ? add_settings(list, "quantize", quantize, err) : qc_fail_nomem(err, "recipe", 4096);
     cJSON_Delete(quantize);
     QC_TRY(rc);
+    if (j->given)
+        return key_add(list, qc_strdup("SHA-256 of the statistics"),
+                       qc_strdup(j->calibration.statistics_sha256), err);
     QC_TRY(key_add(list, qc_strdup("length of a calibration window"),
                    qc_asprintf("%lld", (long long)j->corpus.length), err));
     return key_add(list, qc_strdup("SHA-256 of the calibration ids"), qc_strdup(j->corpus.ids_sha256), err);
@@ -319,10 +372,11 @@ static int run_one(job *j, output *o, qc_err *err)
 
 int qc_job_calibrate(job *j, qc_err *err)
 {
-    if (!j->corpus.n_windows)
+    if (!qc_job_has_calibration(j))
         return QC_OK;
     double start = qc_now_seconds();
-    QC_TRY(measure_model(j, err));
+    if (!j->given)
+        QC_TRY(measure_model(j, err));
     for (int i = 0; i < j->n_outputs; i++)
         if (j->outputs[i].journal_path)
             QC_TRY(run_one(j, &j->outputs[i], err));
@@ -350,4 +404,5 @@ void qc_job_close_calibration(job *j, bool ended)
         qc_free(o->journal_path);
     }
     qc_corpus_clear(&j->corpus);
+    qc_given_stats_close(j->given);
 }

@@ -12,9 +12,15 @@ bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quanti
 bool qc_job_rounds_by_gptq(const qc_recipe_quantize *quantize);
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *quantize);
 
-/* Check what the recipe says about calibration and cut the windows; nothing if no output calibrates.
- * QC_E_USAGE: no text, or settings that contradict each other. */
+/* Does any output? After qc_job_open_calibration. */
+bool qc_job_has_calibration(const job *j);
+
+/* Check what the recipe says about calibration and cut the windows, or open the statistics; nothing if no
+ * output calibrates. QC_E_USAGE: no text, or settings that contradict each other. */
 int qc_job_open_calibration(job *j, qc_err *err) QC_WARN_UNUSED;
+
+/* Compare given statistics, if any, with the digests of the model (source_sha256) and take their own. */
+int qc_job_check_statistics(job *j, qc_err *err) QC_WARN_UNUSED;
 
 /* Give an output its place in a calibrated run (`lead` and `plan` are set); again when its plan has changed.
  */
@@ -24,7 +30,7 @@ int qc_job_plan_calibration(job *j, output *o, qc_err *err) QC_WARN_UNUSED;
  * calibration. */
 void qc_job_calibration_bytes(const job *j, uint64_t *ret_memory, uint64_t *ret_scratch);
 
-/* Perplexity of the model on the text, then all runs, each into its journal. */
+/* Perplexity of the model on the text (if there is one), then all runs, each into its journal. */
 int qc_job_calibrate(job *j, qc_err *err) QC_WARN_UNUSED;
 
 /* The journal that an output is written from; NULL without calibration. */

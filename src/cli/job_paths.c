@@ -25,6 +25,9 @@ static int check_no_input(const job *j, const target *t, const char *folder, qc_
     const char *calibration = r->calibration.text;
     if (calibration && qc_path_same(t->path, calibration))
         return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text to calibrate with", t->path, t->what);
+    const char *statistics = r->calibration.statistics;
+    if (statistics && qc_path_same(t->path, statistics))
+        return qc_fail(err, QC_E_USAGE, "%s: %s would replace the statistics", t->path, t->what);
     if (j->text && qc_path_same(t->path, j->text))
         return qc_fail(err, QC_E_USAGE, "%s: %s would replace the text that is scored", t->path, t->what);
     if (r->file && qc_path_same(t->path, r->file))

@@ -65,9 +65,9 @@ cJSON *qc_job_plan_json(const job *j)
             cJSON_AddNumberToObject(s, "journal_bytes", (double)o->journal_bytes);
         }
     }
-    if (j->corpus.n_windows) {
-        cJSON_AddNumberToObject(plan, "calibration_windows", (double)j->corpus.n_windows);
-        cJSON_AddNumberToObject(plan, "calibration_length", (double)j->corpus.length);
+    if (j->calibration.windows) {
+        cJSON_AddNumberToObject(plan, "calibration_windows", (double)j->calibration.windows);
+        cJSON_AddNumberToObject(plan, "calibration_length", (double)j->calibration.length);
     }
     cJSON_AddNumberToObject(plan, "verify_windows", (double)j->windows.n_windows);
     cJSON_AddNumberToObject(plan, "verify_length", (double)j->windows.length);
@@ -86,6 +86,17 @@ static int print_budget(const job *j, const output *o, qc_err *err)
     return rc;
 }
 
+static void print_calibration(const qc_calibration *c, const output *o)
+{
+    printf("calibrate with ");
+    if (c->statistics)
+        printf("%s%s", c->statistics, c->windows ? ", " : "");
+    if (c->windows)
+        printf("%lld window%s of %lld tokens of %s", (long long)c->windows, c->windows == 1 ? "" : "s",
+               (long long)c->length, c->text);
+    printf(", %.1f MB of work in %s\n         ", mb(o->journal_bytes), o->journal_path);
+}
+
 int qc_job_print_plan(const job *j, qc_err *err)
 {
     if (j->options->json)
@@ -98,9 +109,7 @@ int qc_job_print_plan(const job *j, qc_err *err)
         tally t = count_actions(&o->plan);
         printf("step %d   ", i + 1);
         if (o->journal_path)
-            printf("calibrate with %lld window%s of %lld tokens of %s, %.1f MB of work in %s\n         ",
-                   (long long)j->corpus.n_windows, j->corpus.n_windows == 1 ? "" : "s",
-                   (long long)j->corpus.length, j->calibration.text, mb(o->journal_bytes), o->journal_path);
+            print_calibration(&j->calibration, o);
         printf("quantize %lld tensors (%.1f M weights), copy %lld, leave %lld in 16 bit, leave out "
                "%lld\n",
                (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,

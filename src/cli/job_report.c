@@ -2,6 +2,7 @@
 
 #include "family.h"
 #include "job_budget.h"
+#include "job_calib.h"
 #include "main.h"
 #include "qc_alloc.h"
 #include "qc_cpu.h"
@@ -65,7 +66,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
     x->in = (qc_report_input){
         .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(),
                  j->recipe->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"},
-        .calibration = j->corpus.n_windows ? &j->calibration : NULL,
+        .calibration = qc_job_has_calibration(j) ? &j->calibration : NULL,
         .model_path = j->recipe->model,
         .model_family = j->model.config.family->model_type,
         .n_layers = j->model.config.n_layers,

@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "corpus.h"
 #include "eval.h"
+#include "given_stats.h"
 #include "job.h"
 #include "journal.h"
 #include "model.h"
@@ -54,7 +55,8 @@ typedef struct job {
     bool model_open;
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
-    qc_corpus corpus; /* empty without calibration */
+    qc_corpus corpus;      /* empty without calibration, or with statistics */
+    qc_given_stats *given; /* statistics in place of a text; NULL without */
     uint64_t corpus_plan_bytes, budget_plan_bytes;
     qc_calibration calibration; /* what the report says of it */
     output *outputs;

@@ -24,6 +24,7 @@ static const qc_opt qconvert_opts[] = {
     {"skip", .key = "quantize.skip", .arg = "GLOB",
      .help = "leave tensors whose name matches in 16 bit; may be repeated"},
     {"calib", .group = "Calibration", .key = "calibration.text"},
+    {"statistics", .key = "calibration.statistics"},
     {"calib-windows", .key = "calibration.windows"},
     {"calib-length", .key = "calibration.length"},
     {"seed", .key = "calibration.seed"},

@@ -420,6 +420,16 @@ static int resolve_formats(qc_recipe *r, qc_err *err)
     return QC_OK;
 }
 
+/* Statistics are those of the 16-bit model's inputs, whatever the default is. */
+static void follow_statistics(qc_recipe *r)
+{
+    if (!r->calibration.statistics)
+        return;
+    r->quantize.gptq.inputs = 1;
+    for (int i = 0; i < r->n_emit; i++)
+        r->emit[i].quantize.gptq.inputs = 1;
+}
+
 static int build(qc_node *root, const char *folder, const qc_args *args, qc_recipe *ret, qc_err *err)
 {
     binder b = {.folder = folder};
@@ -434,6 +444,7 @@ static int build(qc_node *root, const char *folder, const qc_args *args, qc_reci
         rc = qc_fail(err, b.later.code, "%s", b.later.msg);
     if (rc == QC_OK)
         rc = resolve_formats(&r, err);
+    follow_statistics(&r);
     if (rc == QC_OK)
         *ret = r;
     else

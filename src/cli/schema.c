@@ -15,8 +15,9 @@
 static const qc_key calibration_keys[] = {
 #define S qc_recipe_calibration
     {"text", QC_KEY_PATH, FIELD(S, text), .help = "text to calibrate with (.txt, .jsonl or tokenized .npy)"},
-    {"statistics", QC_KEY_PATH, FIELD(S, statistics), .now = "",
-     .help = "statistics made earlier, instead of a text"},
+    {"statistics", QC_KEY_PATH, FIELD(S, statistics),
+     .help = "statistics made earlier by qcalib, or for method rtn an importance matrix of llama.cpp, "
+             "instead of a text"},
     {"windows", QC_KEY_INT, FIELD(S, windows), .min = 1, .max = 1e6, .unit = "windows", .deflt = "16",
      .help = "calibration windows"},
     {"length", QC_KEY_INT, FIELD(S, length), .min = 2, .max = 1 << 20, .words = "auto", .unit = "tokens",
@@ -151,7 +152,9 @@ static const qc_key quantize_keys[] = {
 #define S qc_recipe_quantize
     {"method", QC_KEY_ENUM, FIELD(S, method), .words = "rtn|gptq|awq|awq+gptq|smoothquant|smoothquant+gptq",
      .deflt = "rtn",
-     .help = "how weights are rounded; all but rtn need calibration.text, which rtn can use too"},
+     .help =
+         "how weights are rounded; all but rtn need calibration.text, which rtn can use too; rtn and gptq "
+         "take calibration.statistics instead"},
     {"weights", QC_KEY_MAP, FIELD(S, weights), .sub = weights_keys, .help = "grid of the linear layers"},
     {"activations", QC_KEY_MAP, FIELD(S, activations), .sub = activations_keys, .words = "none",
      .help = "grid of the activations"},
@@ -241,13 +244,13 @@ static const qc_key report_keys[] = {
 };
 
 /* Kinds of events that can be counted as fallbacks. */
-#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping"
+#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping|no_statistics"
 
 const qc_key qc_schema[] = {
 #define S qc_recipe
     {"model", QC_KEY_PATH, FIELD(S, model), .help = "checkpoint folder or packed file to read"},
     {"calibration", QC_KEY_MAP, FIELD(S, calibration), .sub = calibration_keys, .artifact = true,
-     .help = "text that statistics are taken from"},
+     .help = "text that statistics are taken from, or statistics made earlier"},
     {"quantize", QC_KEY_MAP, FIELD(S, quantize), .sub = quantize_keys, .artifact = true,
      .help = "what is quantized and how"},
     {"verify", QC_KEY_MAP, FIELD(S, verify), .sub = verify_keys, .help = "measurement of what was written"},

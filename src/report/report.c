@@ -245,21 +245,34 @@ static cJSON *artifacts_json(const qc_report_input *in)
     return list;
 }
 
+/* null where given statistics do not say it. */
+static double known(bool is_known, int64_t value)
+{
+    return is_known ? (double)value : NAN;
+}
+
 static cJSON *calibration_json(const qc_calibration *c)
 {
     cJSON *out = cJSON_CreateObject();
+    bool own = !c->statistics, of_text = c->windows > 0;
+    add_text(out, "statistics", c->statistics);
+    add_text(out, "statistics_sha256", c->statistics_sha256);
+    add_text(out, "compute", c->compute);
     add_text(out, "text", c->text);
-    add_number(out, "windows", (double)c->windows);
-    add_number(out, "length", (double)c->length);
-    add_number(out, "tokens", (double)c->tokens);
-    add_number(out, "tokens_text", (double)c->tokens_text);
-    add_number(out, "documents", (double)c->documents);
+    add_number(out, "windows", known(of_text, c->windows));
+    add_number(out, "length", known(of_text, c->length));
+    add_number(out, "tokens", known(of_text, c->tokens));
+    add_number(out, "tokens_text", known(own, c->tokens_text));
+    add_number(out, "documents", known(own, c->documents));
     add_text(out, "sample", c->sample);
-    add_number(out, "seed", (double)c->seed);
-    cJSON_AddBoolToObject(out, "plain_special", c->plain_special);
+    add_number(out, "seed", known(own, c->seed));
+    if (own)
+        cJSON_AddBoolToObject(out, "plain_special", c->plain_special);
+    else
+        cJSON_AddNullToObject(out, "plain_special");
     add_text(out, "ids_sha256", c->ids_sha256);
     add_number(out, "ppl", c->ppl);
-    add_number(out, "ppl_windows", (double)c->ppl_windows);
+    add_number(out, "ppl_windows", known(own, c->ppl_windows));
     return out;
 }
 
@@ -387,6 +400,12 @@ static int fallbacks_text(const qc_event_list *events, qc_buf *ret, qc_err *err)
 
 static int calibration_text(const qc_calibration *c, qc_buf *ret, qc_err *err)
 {
+    if (c->statistics && !c->windows)
+        return qc_buf_printf(ret, err, "calibration     importance matrix %s\n", c->statistics);
+    if (c->statistics)
+        return qc_buf_printf(ret, err, "calibration     %s, %lld window%s of %lld tokens of %s\n",
+                             c->statistics, (long long)c->windows, c->windows == 1 ? "" : "s",
+                             (long long)c->length, c->text);
     return qc_buf_printf(
         ret, err,
         "calibration     %lld window%s of %lld tokens (%lld of %lld) of %s, perplexity of the "

@@ -170,8 +170,12 @@ void qc_evaluation_clear(qc_evaluation *eval);
 
 /* What statistics were taken from. Strings are borrowed. */
 typedef struct qc_calibration {
-    const char *text; /* name of the file */
-    int64_t windows, length, tokens;
+    const char *statistics; /* file with statistics made earlier; NULL = made in this run */
+    char statistics_sha256[65];
+    const char *compute;             /* of such a file: "f32", "bf16"; NULL for an importance matrix */
+    const char *text;                /* name of the file; NULL for an importance matrix */
+    int64_t windows, length, tokens; /* 0 for an importance matrix */
+    /* NULL and 0 with statistics made earlier: */
     int64_t tokens_text; /* tokens of the whole text */
     int64_t documents;
     const char *sample; /* "even", "random" */

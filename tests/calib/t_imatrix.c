@@ -57,7 +57,7 @@ START_TEST(of_llama_cpp)
     for (int k = 0; k < 14; k++) {
         const float *w = qc_imatrix_weights(im, k / 7, slots[k % 7]);
         if (k == 13) { /* no tokens */
-            ck_assert(w == NULL);
+            ck_assert(w == NULL && qc_imatrix_tokens(im, k / 7, slots[k % 7]) == 0);
             continue;
         }
         ck_assert(w != NULL);
@@ -107,9 +107,11 @@ START_TEST(round_trip)
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++)
         for (int s = 0; s < QC_N_STAGES; s++) {
             ck_assert_int_eq(qc_stats_column_weights(file, be, layer, (qc_stage)s, want, &err), QC_OK);
-            for (const qc_slot *slot = qc_stage_slots((qc_stage)s); *slot != QC_N_SLOTS; slot++)
+            for (const qc_slot *slot = qc_stage_slots((qc_stage)s); *slot != QC_N_SLOTS; slot++) {
                 ck_assert_mem_eq(qc_imatrix_weights(im, layer, *slot), want,
                                  (size_t)info.widths[s] * sizeof *want);
+                ck_assert_int_eq(qc_imatrix_tokens(im, layer, *slot), info.n_windows * info.length);
+            }
         }
     qc_imatrix_close(im);
     qc_stats_close(file);

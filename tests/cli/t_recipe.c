@@ -290,7 +290,6 @@ END_TEST
 START_TEST(not_built_yet)
 {
     static const bad_case cases[] = {
-        {"calibration: {statistics: c.qst}\n", "r.yaml:1:27: calibration.statistics: not supported yet"},
         {"quantize: {activations: {bits: 8, dynamic: tensor}}\n",
          "r.yaml:1:44: quantize.activations.dynamic: 'tensor' is not supported yet (supported: token)"},
         {"run: {device: cuda}\n",

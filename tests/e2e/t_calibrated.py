@@ -6,11 +6,10 @@ import random
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import time
 
-from e2e import BUILD_ROOT, DEMO, QCONVERT, SOURCE_ROOT, TINY, check, copy_model, fails, load, main, run, same, sha256, succeeds
+from e2e import BUILD_ROOT, DEMO, QCONVERT, SOURCE_ROOT, TINY, check, copy_model, fails, load, main, poke, run, same, sha256, succeeds
 
 QEVAL = os.path.join(BUILD_ROOT, "src", "cli", "qeval")
 TEXT = os.path.join(SOURCE_ROOT, "tests", "data", "text", "austen-calib.txt")
@@ -328,18 +327,6 @@ def case_mistakes():
     fails(2, ["c.qpk", "calibrate"], DEMO, "-o", "c.qpk", "--force", "--method", "gptq", "--calib", "c.qpk")
     os.mkdir("a.qpk.journal")
     fails(2, [JOURNAL], DEMO, "-o", "a.qpk", *GPTQ, "--force")
-
-
-def tensor_places(path):
-    with open(path, "rb") as f:
-        size = struct.unpack("<Q", f.read(8))[0]
-        return {k: v["data_offsets"][0] + 8 + size for k, v in json.loads(f.read(size)).items() if k != "__metadata__"}
-
-
-def poke(model, tensor, data):
-    with open(f"{model}/model.safetensors", "r+b") as f:
-        f.seek(tensor_places(f"{model}/model.safetensors")[tensor])
-        f.write(data)
 
 
 def case_broken_model():  # N-2, K-6
