@@ -13,6 +13,7 @@ likely token is that of the 16-bit model. 8-bit activations are rounded where th
 ARTIFACT: a folder of GPTQ, AWQ (gemm) or compressed-tensors, a .gguf file, a .qpk file; NAME=PATH gives it a name.
 """
 import argparse
+import collections
 import glob
 import json
 import math
@@ -25,6 +26,10 @@ import zlib
 
 import numpy as np
 import torch
+
+# of an input: bits, columns that share a scale (0: all of a token), steps of the largest magnitude (compressed-tensors has
+# half a step more than the largest code)
+Scheme = collections.namedtuple("Scheme", "bits group levels")
 
 # ---- integers packed in words ----
 
@@ -107,14 +112,14 @@ def scheme_of(config, name):
 
 
 def read_folder(folder):
-    """Float32 weights by name, modules whose input is rounded to 8 bits per token."""
+    """Float32 weights by name, and by module how its input is rounded (Scheme)."""
     tensors = read_tensors(folder)
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as f:
         config = json.load(f).get("quantization_config")
     method = config["quant_method"] if config else None
     if method not in (None, "gptq", "awq", "compressed-tensors"):
         raise SystemExit(f"{folder}: method {method} is not known")
-    weights, rounded = {}, set()
+    weights, rounded = {}, {}
     for key, tensor in tensors.items():
         name = key.rpartition(".")[0]
         if key.endswith(".qweight"):
@@ -126,7 +131,8 @@ def read_folder(folder):
             inputs = scheme.get("input_activations")
             if inputs and not (inputs["num_bits"] == 8 and inputs["strategy"] == "token" and inputs["dynamic"] and inputs["symmetric"]):
                 raise SystemExit(f"{name}: inputs rounded by {inputs}, only 8 bits per token are known")
-            rounded |= {name} if inputs else set()
+            if inputs:
+                rounded[name] = Scheme(8, 0, 127.5)
         elif tensor.is_floating_point() and not key.endswith(".scales"):
             weights[key] = tensor.float()
     return weights, rounded
@@ -154,7 +160,7 @@ def read_gguf(path, model):
             w = w.view(heads[what], -1, 2, w.shape[-1]).transpose(1, 2).reshape(w.shape)
         prefix = f"model.layers.{block[1]}." if block else ""
         weights[f"{prefix}{GGUF_NAMES[what]}.{kind}"] = w
-    return weights, set()
+    return weights, {}
 
 
 # ---- qpk, from docs/formats/qpk.md ----
@@ -191,14 +197,17 @@ def qpk_matrix(raw, at, data, shape):
 
 
 def read_qpk(path):
-    data = open(path, "rb").read()
+    with open(path, "rb") as f:
+        data = f.read()
+    if struct.unpack_from("<Q", data, 16)[0] & ~1:
+        raise SystemExit(f"{path}: needs a feature that this reader lacks")
     strings, metas, _, _, tensors, aliases = [struct.unpack_from("<QQ", data, 48 + 24 * i) for i in range(2, 8)]
 
     def string(at):
         start, n_bytes = struct.unpack_from("<II", data, at)
         return data[strings[0] + start:strings[0] + start + n_bytes].decode()
 
-    weights, rounded, places = {}, set(), []
+    weights, rounded, places = {}, {}, []
     for at in range(tensors[0], sum(tensors), 192):
         dtype, n_dims, _, crc, *shape, offset, n_bytes = struct.unpack_from("<HBBI4QQQ", data, at + 8)
         stored = data[offset:offset + n_bytes]
@@ -207,6 +216,11 @@ def read_qpk(path):
         raw, shape = torch.frombuffer(bytearray(stored), dtype=torch.uint8), shape[:n_dims]
         places.append(string(at))
         weights[places[-1]] = qpk_matrix(raw, at, data, shape) if dtype == 64 else raw.view(QPK_FLOATS[dtype]).float().view(*shape)
+        act_scheme, act_bits, _, act_group = struct.unpack_from("<BBHI", data, at + 112)
+        if act_scheme not in (0, 2):
+            raise SystemExit(f"{path}: {string(at)}: activation scheme {act_scheme} is not known")
+        if act_scheme:
+            rounded[string(at).rpartition(".")[0]] = Scheme(act_bits, act_group, (1 << act_bits - 1) - 1)
     for at in range(aliases[0], sum(aliases), 16):
         weights[string(at)] = weights[places[struct.unpack_from("<I", data, at + 8)[0]]]
     return weights, rounded
@@ -235,11 +249,15 @@ def write_windows(args):
             f.write("".join(tok.decode(w, skip_special_tokens=False) for w in windows))
 
 
-def round_input(_, inputs):
-    """To 8 bits per token, symmetric: the largest magnitude of a token is 127.5 steps, as compressed-tensors has it."""
-    x = inputs[0]
-    scale = (x.abs().amax(-1, keepdim=True) / 127.5).clamp(min=torch.finfo(torch.float32).eps)
-    return (scale * (x / scale).round().clamp(-128, 127), *inputs[1:])
+def round_inputs(scheme):
+    """Hook of a module: its input on a symmetric grid, per token or per token and group of columns."""
+    def hook(_, inputs):
+        parts = []
+        for x in inputs[0].split(scheme.group or inputs[0].shape[-1], -1):
+            scale = (x.abs().amax(-1, keepdim=True) / scheme.levels).clamp(min=torch.finfo(torch.float32).tiny)
+            parts.append(scale * (x / scale).round().clamp(-(1 << scheme.bits - 1), (1 << scheme.bits - 1) - 1))
+        return (torch.cat(parts, -1), *inputs[1:])
+    return hook
 
 
 class Scorer:
@@ -267,7 +285,7 @@ class Scorer:
 
     def score(self, weights, rounded):
         self.load(weights)
-        hooks = [self.model.get_submodule(name).register_forward_pre_hook(round_input) for name in sorted(rounded)]
+        hooks = [self.model.get_submodule(name).register_forward_pre_hook(round_inputs(scheme)) for name, scheme in rounded.items()]
         hidden = self.run()
         for hook in hooks:
             hook.remove()
