@@ -225,30 +225,6 @@ static int advance(run *r, double elems, qc_err *err)
     return qc_check_interrupt(err);
 }
 
-/* *ret_row = -1 if the whole tensor is finite. */
-static int find_nonfinite(const run *r, int64_t tensor, int64_t *ret_row, int64_t *ret_col, qc_err *err)
-{
-    const qc_source *src = r->model->src;
-    const qc_tensor_info *info = src->info(src, tensor);
-    int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info),
-            step = qc_min_i64(block_rows(n_cols), n_rows);
-    *ret_row = -1;
-    float *w = qc_alloc((size_t)(step * n_cols), sizeof *w);
-    if (!w)
-        return qc_fail_nomem(err, info->name, (unsigned long long)(step * n_cols) * 4);
-    int rc = QC_OK;
-    for (int64_t row = 0; row < n_rows && rc == QC_OK && *ret_row < 0; row += step) {
-        int64_t n = qc_min_i64(step, n_rows - row), at;
-        if ((rc = src->read_rows(src, tensor, row, n, w, err)) == QC_OK &&
-            (at = qc_first_nonfinite(w, n * n_cols)) >= 0) {
-            *ret_row = row + at / n_cols;
-            *ret_col = at % n_cols;
-        }
-    }
-    qc_free(w);
-    return rc;
-}
-
 static int copy_tensor(run *r, const qc_convert_item *item, qc_err *err)
 {
     const qc_source *src = r->model->src;
@@ -447,7 +423,7 @@ static int check_finite(const run *r, qc_convert_item *item, qc_event_list *even
     if (quantized && !r->options->allow_nonfinite)
         return QC_OK; /* the quantizer looks at every value anyway */
     int64_t row, col;
-    QC_TRY(find_nonfinite(r, item->tensor, &row, &col, err));
+    QC_TRY(qc_model_find_nonfinite(r->model, item->tensor, &row, &col, err));
     if (row < 0)
         return QC_OK;
     if (!r->options->allow_nonfinite)

@@ -84,8 +84,8 @@ static int read_dict(const char *path, const char *dict, header *h, qc_err *err)
     if (!h->elem_bytes)
         return qc_fail(
             err, QC_E_UNSUPPORTED,
-            "%s: elements of type %.8s: int32, int64, uint16 or uint32, little-endian, were expected", path,
-            descr);
+            "%s: elements of type %.*s: int32, int64, uint16 or uint32, little-endian, were expected", path,
+            (int)qc_min_i64(40, (int64_t)strcspn(descr, ",}")), descr);
     QC_TRY(read_shape(path, shape, h, err));
     if (strncmp(order, "False", 5) != 0 && h->n_dims == 2)
         return qc_fail(err, QC_E_UNSUPPORTED, "%s: stored column by column: save it in C order", path);

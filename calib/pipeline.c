@@ -122,11 +122,14 @@ static int check_stream(pipeline *p, const qc_stream *s, int layer, qc_err *err)
             QC_TRY(qc_stream_get(s, i * n, n, p->host, err));
             x = p->host;
         }
-        if ((bad = qc_first_nonfinite(x, n * s->hidden)) >= 0)
+        if ((bad = qc_first_nonfinite(x, n * s->hidden)) >= 0) {
+            char why[QC_ERR_MSG_BYTES];
+            qc_model_blame_nonfinite(p->model, layer, why);
             return qc_fail(
                 err, QC_E_INPUT,
-                "%s: layer %d gives a value that is not finite (calibration window %lld, token %lld)",
-                p->model->src->path, layer, (long long)i, (long long)(bad / s->hidden));
+                "%s: layer %d gives a value that is not finite (calibration window %lld, token %lld)%s",
+                p->model->src->path, layer, (long long)i, (long long)(bad / s->hidden), why);
+        }
     }
     return QC_OK;
 }
@@ -293,6 +296,22 @@ static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
                           .zeros = m->rows.zeros ? m->rows.zeros + row * groups : NULL};
 }
 
+/* Columns that are next to dead can take any number where nothing damps them. */
+static int correct_rows(const layer_job *j, const matrix_job *m, qc_gptq_input *input,
+                        const stage_stats *stats, int64_t row, int64_t n, qc_err *err)
+{
+    const qc_pipeline_options *o = j->p->options;
+    QC_TRY(qc_gptq_correct_target(input, stats->drift, stats->lack ? stats->lack + row * m->n_cols : NULL,
+                                  o->correct, m->w, n, err));
+    if (qc_first_nonfinite(m->w, n * m->n_cols) < 0)
+        return QC_OK;
+    return qc_fail(
+        err, QC_E_INPUT,
+        "%s: tensor %s: the corrected targets overflow (quantize.gptq: correct %g, damp %g, shrink %g): "
+        "more damping or less correction is needed",
+        j->p->model->src->path, m->info->name, o->correct, o->gptq_options.damp, o->shrink);
+}
+
 static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input *input,
                         const stage_stats *stats, qc_matrix_record *record, qc_err *err)
 {
@@ -313,10 +332,10 @@ static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input
         qc_gptq_result r;
         qc_code_rows rows = rows_from(m, row, n);
         if (stats->drift || stats->lack)
-            QC_TRY(qc_gptq_correct_target(input, stats->drift,
-                                          stats->lack ? stats->lack + row * m->n_cols : NULL,
-                                          j->p->options->correct, m->w, n, err));
-        QC_TRY(qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err));
+            QC_TRY(correct_rows(j, m, input, stats, row, n, err));
+        if (qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err) < 0)
+            return qc_err_prefix(err, "%s: tensor %s, rows from %lld", src->path, m->info->name,
+                                 (long long)row);
         record->result.error += r.error;
         record->result.error_rtn += r.error_rtn;
         record->result.norm += r.norm;
@@ -388,6 +407,9 @@ static int note_input(layer_job *j, qc_stage stage, const qc_gptq_input_info *in
     snprintf(subject, sizeof subject, "layer %d, %s", j->index, qc_stage_name(stage));
     if (!j->p->options->gptq)
         return QC_OK;
+    if (info->failed && info->n_dead == qc_stage_width(&j->p->model->config, stage))
+        return qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "rtn_fallback", subject, 1, err,
+                            "all inputs are 0 in all calibration tokens");
     if (info->failed)
         return qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "rtn_fallback", subject, 1, err,
                             "the statistics can not be factorised with any damping up to %g", info->damp);
@@ -419,9 +441,13 @@ static int quantize_stage(layer_job *j, qc_stage stage, const qc_slot *slots, co
     double start = qc_now_seconds(), seconds;
     int rc = qc_gptq_input_new(p->be, stats->h, stats->hessian.n,
                                p->options->gptq ? &p->options->gptq_options : NULL, &input, &info, err);
-    if (rc < 0)
-        return qc_err_prefix(err, "%s: layer %d, input of %s", p->model->src->path, j->index,
-                             qc_stage_name(stage));
+    if (rc < 0) {
+        char why[QC_ERR_MSG_BYTES] = "";
+        if (rc == QC_E_INPUT)
+            qc_model_blame_nonfinite(p->model, j->index, why);
+        return qc_err_prefix(err, "%s: layer %d, input of %s%s", p->model->src->path, j->index,
+                             qc_stage_name(stage), why);
+    }
     seconds = qc_now_seconds() - start;
     j->record.times.factor += seconds;
     rc = note_input(j, stage, &info, err);

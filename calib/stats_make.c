@@ -135,10 +135,13 @@ static int check_maxima(pass *p, int layer, qc_err *err)
         if (!maxima)
             return qc_fail_nomem(err, "statistics", (unsigned long long)n * 4);
         int rc = p->be->download(p->be, maxima, p->hs[s].max_abs, n, err);
-        if (rc == QC_OK && (bad = qc_first_nonfinite(maxima, n)) >= 0)
+        if (rc == QC_OK && (bad = qc_first_nonfinite(maxima, n)) >= 0) {
+            char why[QC_ERR_MSG_BYTES];
+            qc_model_blame_nonfinite(p->model, layer, why);
             rc = qc_fail(err, QC_E_INPUT,
-                         "%s: layer %d: input %lld of %s is not finite on the calibration text",
-                         p->model->src->path, layer, (long long)bad, qc_stage_name((qc_stage)s));
+                         "%s: layer %d: input %lld of %s is not finite on the calibration text%s",
+                         p->model->src->path, layer, (long long)bad, qc_stage_name((qc_stage)s), why);
+        }
         qc_free(maxima);
         QC_TRY(rc);
     }

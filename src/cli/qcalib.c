@@ -35,12 +35,33 @@ static int usage(const calib_job *j, qc_err *err, const char *what)
     return qc_args_fail(j->args->program, err, "%s", what);
 }
 
+/* An output that is an input, or lies in the model's folder, would destroy it. Device and inode decide. */
+static int check_no_input(const calib_job *j, const char *path, qc_err *err)
+{
+    const char *text = j->recipe.calibration.text;
+    char *folder = qc_path_dir(path);
+    if (!folder)
+        return qc_fail_nomem(err, path, strlen(path));
+    int rc = QC_OK;
+    for (int i = 0; i < j->args->n_operands && rc == QC_OK; i++)
+        if (qc_path_same(path, j->args->operands[i]))
+            rc = qc_fail(err, QC_E_USAGE, "%s: the output would replace an input", path);
+        else if (qc_path_same(folder, j->args->operands[i]))
+            rc = qc_fail(err, QC_E_USAGE, "%s: the output would be written into the model %s", path,
+                         j->args->operands[i]);
+    if (rc == QC_OK && text && qc_path_same(path, text))
+        rc = qc_fail(err, QC_E_USAGE, "%s: the output would replace the text to calibrate with", path);
+    qc_free(folder);
+    return rc;
+}
+
 /* -o FILE, which must be possible before anything takes long. */
 static int output_path(const calib_job *j, const char **ret, qc_err *err)
 {
     *ret = qc_args_value(j->args, "output");
     if (!*ret)
         return usage(j, err, "no output: name one with -o FILE");
+    QC_TRY(check_no_input(j, *ret, err));
     return qc_outfile_check(*ret, qc_args_has(j->args, "force"), err);
 }
 

@@ -98,7 +98,8 @@ static const qc_key gptq_keys[] = {
     {"shrink", QC_KEY_FLOAT, FIELD(S, shrink), .min = 0, .max = 1, .deflt = "0.1",
      .help = "how far correlations of inputs shrink, as other text has others"},
     {"correct", QC_KEY_FLOAT, FIELD(S, correct), .min = 0, .max = 1, .deflt = "0.5",
-     .help = "share of the targets' correction for what the layers before got wrong"},
+     .help =
+         "share of the targets' correction for what the layers before got wrong; none with inputs original"},
     {0}
 #undef S
 };

@@ -197,11 +197,13 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
             (rc = qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
             (rc = give_back(w, s, at, n, x, &values, err)) < 0)
             break;
-        if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0)
+        if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0) {
+            char why[QC_ERR_MSG_BYTES];
+            qc_model_blame_nonfinite(s->model, layer, why);
             rc = qc_fail(err, QC_E_INPUT,
-                         "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)",
-                         s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden));
-        else
+                         "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)%s",
+                         s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden), why);
+        } else
             rc = step(w, (double)n * layer_work(&s->model->config), err);
         at += n;
     }
@@ -277,6 +279,15 @@ static int run_head(walk *w, qc_err *err)
     return QC_OK;
 }
 
+static int bad_logits(const walk *w, int64_t sequence, int64_t token, qc_err *err)
+{
+    const qc_model *model = w->sides[w->n_sides - 1].model;
+    char why[QC_ERR_MSG_BYTES];
+    qc_model_blame_nonfinite(model, (int)model->config.n_layers, why);
+    return qc_fail(err, QC_E_INPUT, "%s: logits are not finite (window %lld, token %lld)%s", model->src->path,
+                   (long long)sequence, (long long)token, why);
+}
+
 static int finish_scores(const walk *w, qc_token_score *ret, qc_err *err)
 {
     int64_t at = 0;
@@ -286,8 +297,7 @@ static int finish_scores(const walk *w, qc_token_score *ret, qc_err *err)
             double nll_a, nll_b, kld;
             qc_score_finish(score, &nll_a, &nll_b, &kld);
             if (score->n_nonfinite || !isfinite(nll_a) || !isfinite(nll_b) || !isfinite(kld))
-                return qc_fail(err, QC_E_INPUT, "%s: logits are not finite (window %lld, token %lld)",
-                               w->sides[w->n_sides - 1].model->src->path, (long long)s, (long long)i);
+                return bad_logits(w, s, i, err);
             *ret++ = (qc_token_score){.nll_a = (float)nll_a,
                                       .nll_b = (float)nll_b,
                                       .kld = (float)kld,

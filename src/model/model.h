@@ -69,6 +69,14 @@ void qc_model_close(qc_model *model);
  * none. The head of a tied model is the embedding table. */
 int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot);
 
+/* First element of a tensor that is a NaN or infinity; *ret_row = -1 if there is none. */
+int qc_model_find_nonfinite(const qc_model *model, int64_t tensor, int64_t *ret_row, int64_t *ret_col,
+                            qc_err *err) QC_WARN_UNUSED;
+
+/* End of a message ("; tensor ...") about a value that is not finite behind a layer (its number: the final
+ * norm and the head): names the weight that is to blame, or says that all are finite. Reads them. */
+void qc_model_blame_nonfinite(const qc_model *model, int layer, char ret[QC_ERR_MSG_BYTES]);
+
 /* Embeddings of ids into host memory dst[n_ids, hidden] (with the family's embedding scale). QC_E_INPUT: id
  * out of range. */
 int qc_model_embed(const qc_model *model, const int32_t *ids, int64_t n_ids, float *dst,

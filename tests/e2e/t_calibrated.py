@@ -102,7 +102,7 @@ def case_settings_change_the_bytes():
     tiny = ("-g", "16", "--set", "calibration.perplexity_limit=1e9")
     seen = {whole(*tiny, model=TINY): "the defaults"}
     for flags in (["quantize.gptq.order=none"], ["quantize.gptq.order=min-pivot"], ["quantize.gptq.damp=0.1"], ["quantize.gptq.refit=false"],
-                  ["quantize.gptq.sweeps=0"], ["quantize.gptq.inputs=original"], ["quantize.gptq.correct=0.5"],
+                  ["quantize.gptq.sweeps=0"], ["quantize.gptq.inputs=original"], ["quantize.gptq.correct=0"], ["quantize.gptq.shrink=0"],
                   ["calibration.sample=random"], ["calibration.sample=random", "calibration.seed=7"], ["calibration.windows=3"]):
         digest = whole(*tiny, *(x for f in flags for x in ("--set", f)), model=TINY)
         check(digest not in seen, f"{flags} gives the bytes of {seen.get(digest)}")
@@ -304,6 +304,9 @@ def case_plan():
 
 
 def case_mistakes():
+    fails(3, ["model.layers.1.", "correct 0.5, damp 0, shrink 1"], TINY, "-o", "a.qpk", *GPTQ, "-g", "16", "--set", "quantize.gptq.damp=0",
+          "--set", "quantize.gptq.shrink=1", "--set", "calibration.perplexity_limit=1e12")
+    os.remove(JOURNAL)  # of the first layer
     with open("short.txt", "w", encoding="utf-8") as f:
         f.write("Too short.\n")
     with open("latin.txt", "wb") as f:
@@ -315,7 +318,6 @@ def case_mistakes():
         (3, ["latin.txt", "UTF-8"], ["--method", "gptq", "--calib", "latin.txt"]),
         (2, ["calibration.length", "positions"], ["--method", "gptq", "--calib", TEXT, "--calib-length", "100000"]),
         (2, ["minmax"], ["--calib", TEXT, "--search", "minmax"]),
-        (2, ["correct", "original"], ["--method", "gptq", "--calib", TEXT, "--set", "quantize.gptq.correct=1", "--set", "quantize.gptq.inputs=original"]),
         (5, ["memory"], ["--method", "gptq", "--calib", TEXT, "--memory", "60MB"]),
         (4, ["48"], ["--method", "gptq", "--calib", TEXT, "-g", "48"]),
         (4, ["awq"], ["--method", "awq", "--calib", TEXT]),
@@ -332,11 +334,25 @@ def case_mistakes():
 def case_broken_model():  # N-2, K-6
     model = copy_model(DEMO, "nan")
     poke(model, "model.layers.2.mlp.up_proj.weight", b"\xc0\x7f")
-    fails(3, ["nan", "layer 2"], model, "-o", "a.qpk", *GPTQ)
+    fails(3, ["nan", "layer 2", "model.layers.2.mlp.up_proj.weight", "row 0, column 0"], model, "-o", "a.qpk", *GPTQ)
     model = copy_model(DEMO, "norm")
     poke(model, "model.layers.1.input_layernorm.weight", b"\xc0\x7f")
-    fails(3, ["norm", "layer 1"], model, "-o", "a.qpk", *GPTQ)
-    same(files(), ["nan", "norm"], "files")
+    fails(3, ["norm", "layer 1", "model.layers.1.input_layernorm.weight"], model, "-o", "a.qpk", *GPTQ)
+    model = copy_model(DEMO, "last")
+    poke(model, "model.norm.weight", b"\x80\x7f")
+    fails(3, ["last", "logits", "model.norm.weight"], model, "-o", "a.qpk", *GPTQ)
+    model = copy_model(DEMO, "huge")  # no NaN in the file, but an overflow on the way
+    poke(model, "model.layers.3.mlp.down_proj.weight", b"\x7f\x7f" * 768)
+    fails(3, ["huge", "layer 3", "weights are finite"], model, "-o", "a.qpk", *GPTQ)
+    same(files(), ["huge", "last", "nan", "norm"], "files")
+    model = copy_model(TINY, "rare")  # a token that the first 2,048 do not have: seen while statistics are taken
+    poke(model, "model.embed_tokens.weight", b"\xc0\x7f")
+    with open("rare.npy", "wb") as f:
+        ids = [1] * 512 * 4 + [0] * 512
+        head = b"{'descr': '<u2', 'fortran_order': False, 'shape': (5, 512), }\n"
+        f.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + struct.pack(f"<{len(ids)}H", *ids))
+    fails(3, ["rare", "layer 0", "model.embed_tokens.weight", "row 0"], model, "-o", "a.qpk", "--method", "gptq", "-g", "16", "--calib", "rare.npy",
+          "--no-verify", "--set", "calibration.perplexity_limit=1e12")
     wrong = copy_model(DEMO, "wrong", rope_theta=3.0)
     r = succeeds(wrong, "-o", "a.qpk", *GPTQ, "--set", "calibration.perplexity_limit=30", "--report", "r.json")
     check("perplexity_limit" in r.stderr, f"no warning about the model: {r.stderr}")
