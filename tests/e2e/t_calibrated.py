@@ -11,6 +11,7 @@ import time
 
 from e2e import BUILD_ROOT, DEMO, QCONVERT, SOURCE_ROOT, TINY, check, copy_model, fails, load, main, poke, run, same, sha256, succeeds
 
+QCALIB = os.path.join(BUILD_ROOT, "src", "cli", "qcalib")
 QEVAL = os.path.join(BUILD_ROOT, "src", "cli", "qeval")
 TEXT = os.path.join(SOURCE_ROOT, "tests", "data", "text", "austen-calib.txt")
 SMALL = ("--calib", TEXT, "--calib-windows", "2", "--calib-length", "64", "--no-verify")
@@ -320,7 +321,6 @@ def case_mistakes():
         (2, ["minmax"], ["--calib", TEXT, "--search", "minmax"]),
         (5, ["memory"], ["--method", "gptq", "--calib", TEXT, "--memory", "60MB"]),
         (4, ["48"], ["--method", "gptq", "--calib", TEXT, "-g", "48"]),
-        (4, ["awq"], ["--method", "awq", "--calib", TEXT]),
     ]
     for code, words, flags in cases:
         fails(code, words, DEMO, "-o", "a.qpk", "--no-verify", *flags)
@@ -329,6 +329,21 @@ def case_mistakes():
     fails(2, ["c.qpk", "calibrate"], DEMO, "-o", "c.qpk", "--force", "--method", "gptq", "--calib", "c.qpk")
     os.mkdir("a.qpk.journal")
     fails(2, [JOURNAL], DEMO, "-o", "a.qpk", *GPTQ, "--force")
+
+
+def case_statistics_replace_no_input():
+    model = copy_model(TINY, "m")
+    shutil.copy(TEXT, "t.txt")
+    make = ("--text", "t.txt", "--windows", "2", "--length", "64", "--no-perplexity")
+    succeeds("make", model, "-o", "s.qcs", *make, program=QCALIB)
+    before = {n: sha256(n) for n in ("m/model.safetensors", "t.txt", "s.qcs")}
+    for words, args in ((["m/model.safetensors", "model m"], ("make", model, "-o", "m/model.safetensors", *make)),
+                        (["m/new.qcs", "model m"], ("make", model, "-o", "m/new.qcs", *make)),
+                        (["./t.txt", "text"], ("make", model, "-o", "./t.txt", *make)),
+                        (["s.qcs", "input"], ("merge", "s.qcs", "-o", "s.qcs")),
+                        (["s.qcs", "input"], ("imatrix", "s.qcs", "-o", "./s.qcs"))):
+        fails(2, words, *args, "--force", program=QCALIB)
+    same({n: sha256(n) for n in before}, before, "inputs")
 
 
 def case_broken_model():  # N-2, K-6
