@@ -6,6 +6,7 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
