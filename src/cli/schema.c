@@ -96,7 +96,8 @@ static const qc_key gptq_keys[] = {
     {"inputs", QC_KEY_ENUM, FIELD(S, inputs), .words = "quantized|original", .deflt = "quantized",
      .help = "whose inputs statistics are taken from: the model as quantized so far, or the 16-bit model"},
     {"shrink", QC_KEY_FLOAT, FIELD(S, shrink), .min = 0, .max = 1, .deflt = "0.1",
-     .help = "how far correlations of inputs shrink, as other text has others"},
+     .help =
+         "how far correlations of inputs shrink, as other text has others; above 0.6 only with correct 0"},
     {"correct", QC_KEY_FLOAT, FIELD(S, correct), .min = 0, .max = 1, .deflt = "0.5",
      .help =
          "share of the targets' correction for what the layers before got wrong; none with inputs original"},

@@ -306,9 +306,7 @@ def case_plan():
 
 
 def case_mistakes():
-    fails(3, ["model.layers.1.", "correct 0.5, damp 0, shrink 1"], TINY, "-o", "a.qpk", *GPTQ, "-g", "16", "--set", "quantize.gptq.damp=0",
-          "--set", "quantize.gptq.shrink=1", "--set", "calibration.perplexity_limit=1e12")
-    os.remove(JOURNAL)  # of the first layer
+    fails(2, ["shrink 0.9", "correct 0.5"], TINY, "-o", "a.qpk", *GPTQ, "-g", "16", "--set", "quantize.gptq.shrink=0.9")
     with open("short.txt", "w", encoding="utf-8") as f:
         f.write("Too short.\n")
     with open("latin.txt", "wb") as f:
