@@ -116,15 +116,17 @@ static double largest(const float *x, int64_t n)
 {
     double max = 0;
     for (int64_t i = 0; i < n; i++)
-        max = fmax(max, fabs((double)x[i]));
+        max = fabs((double)x[i]) > max ? fabs((double)x[i]) : max;
     return max;
 }
 
 static double difference(const float *a, const float *b, int64_t n)
 {
     double max = 0;
-    for (int64_t i = 0; i < n; i++)
-        max = fmax(max, fabs((double)a[i] - (double)b[i]));
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        max = d > max ? d : max;
+    }
     return max;
 }
 

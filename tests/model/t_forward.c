@@ -323,9 +323,9 @@ static double fake_quant(const float *x, double *y, int64_t n, int bits, int64_t
         double max = 0, step;
         int64_t end = g + group < n ? g + group : n;
         for (int64_t i = g; i < end; i++)
-            max = fmax(max, fabs((double)x[i]));
+            max = fabs((double)x[i]) > max ? fabs((double)x[i]) : max;
         step = max / half;
-        largest = fmax(largest, step);
+        largest = step > largest ? step : largest;
         for (int64_t i = g; i < end; i++)
             y[i] = step > 0 ? rint((double)x[i] / step) * step : 0;
     }
