@@ -61,7 +61,9 @@ def case_output_is_input():  # O-2
         same(r.returncode, 2, f"exit code for {path} ({r.stderr})")
     same({n: sha256(f"model/{n}") for n in files("model")}, before, "the input")
     succeeds(model, "-o", "ok.qpk", *FAST)
-    fails(2, ["ok.qpk"], "ok.qpk", "-o", "./ok.qpk", "--force", "--no-verify")
+    before = sha256("ok.qpk")
+    fails(4, ["ok.qpk"], "ok.qpk", "-o", "./ok.qpk", "--force", "--no-verify")  # no source for rounding, the greater fault
+    same(sha256("ok.qpk"), before, "the packed file")
 
 
 def case_places():  # O-8, O-9
@@ -175,7 +177,10 @@ def case_grids():  # O-6, Q-3
 def case_recipe_keys():
     with open("r.yaml", "w", encoding="utf-8") as f:
         f.write(f"model: {TINY}\nquantize:\n  method: gptq\nemit:\n  - {{path: a.qpk}}\n")
-    fails(4, ["gptq"], "r.yaml")
+    fails(2, ["quantize.method", "calibration.text"], "r.yaml")
+    with open("r.yaml", "w", encoding="utf-8") as f:
+        f.write(f"model: {TINY}\nemit:\n  - {{path: a.gguf, format: gguf}}\n")
+    fails(4, ["gguf"], "r.yaml")
     with open("r.yaml", "w", encoding="utf-8") as f:
         f.write(f"model: {TINY}\nquantise: {{bits: 4}}\nemit:\n  - {{path: a.qpk}}\n")
     fails(3, ["r.yaml:2", "quantise"], "r.yaml")
