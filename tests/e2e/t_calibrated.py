@@ -77,7 +77,7 @@ def case_better_than_rounding():
     check(embedding["method"] == "rtn" and "order" not in embedding, f"account of {embedding}")
     for layer in report["layers"]:
         seconds = layer["seconds"]
-        same(sorted(seconds), sorted(["forward", "hessian", "factor", "solve", "pack", "io"]), "kinds of work")
+        same(sorted(seconds), sorted(["fold", "forward", "hessian", "factor", "solve", "pack", "io"]), "kinds of work")
         check(all(s >= 0 for s in seconds.values()) and seconds["solve"] > 0, f"times {seconds}")
     split = sum(sum(layer["seconds"].values()) for layer in report["layers"])
     check(0.5 * split <= report["timings"]["calibrate"] <= report["timings"]["total"], f"times {split}, {report['timings']}")
@@ -158,7 +158,8 @@ def case_nothing_done_leaves_nothing():
 
 def case_a_resumed_report_is_the_same():
     """Figures and events of layers that were done before are those of an uninterrupted run."""
-    flags = ("--calib-windows", "1", "--calib-length", "5", "--set", "quantize.gptq.damp=0", "--set", "allow.damping=1000", "--set", "allow.rtn_fallback=1000")
+    flags = ("--calib-windows", "1", "--calib-length", "5", "--set", "quantize.gptq.damp=0", "--set",
+             "quantize.gptq.shrink=0", "--set", "allow.damping=1000", "--set", "allow.rtn_fallback=1000")
     succeeds(DEMO, "-o", "a.qpk", *GPTQ, *flags, "--report", "r.json")
     want = load("r.json")
     check(any(e["kind"] == "damping" for e in want["events"]), f"no damping with 5 tokens: {want['events']}")
@@ -376,7 +377,7 @@ def case_broken_model():  # N-2, K-6
 
 
 def case_few_tokens_are_reported():  # N-1
-    flags = ("--calib-windows", "1", "--calib-length", "5", "--set", "quantize.gptq.damp=0")
+    flags = ("--calib-windows", "1", "--calib-length", "5", "--set", "quantize.gptq.damp=0", "--set", "quantize.gptq.shrink=0")
     r = run(DEMO, "-o", "a.qpk", *GPTQ, *flags, "--report", "r.json")
     same(r.returncode, 6, f"exit code ({r.stderr})")
     events = [e for e in load("r.json")["events"] if e["level"] == "fallback"]
