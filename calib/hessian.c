@@ -17,8 +17,7 @@ static int fill_zero(qc_backend *be, float *buffer, int64_t n_elems, qc_err *err
     return QC_OK;
 }
 
-/* Backend buffer of zeros. */
-static float *alloc_zero(qc_backend *be, int64_t n_elems, qc_err *err)
+float *qc_backend_zeros(qc_backend *be, int64_t n_elems, qc_err *err)
 {
     float *buffer = be->alloc(be, n_elems, err);
     if (buffer && fill_zero(be, buffer, n_elems, err) < 0) {
@@ -38,7 +37,7 @@ static void free_part(qc_backend *be, qc_hessian_part *part)
 int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block, qc_err *err)
 {
     *hs = (qc_hessian){.be = be, .n = n, .next_block = first_block};
-    hs->max_abs = alloc_zero(be, n, err);
+    hs->max_abs = qc_backend_zeros(be, n, err);
     return hs->max_abs ? QC_OK : QC_E_RESOURCE;
 }
 
@@ -166,8 +165,8 @@ int qc_hessian_close(qc_hessian *hs, qc_err *err)
     if (last && last->level == 0 && last->index % 2 == 0)
         return close_into_sibling(hs, last, err);
     qc_hessian_part part = {.index = hs->next_block, .n_tokens = hs->block_tokens};
-    part.h = alloc_zero(be, triangle(hs->n), err);
-    part.sum_abs = part.h ? alloc_zero(be, hs->n, err) : NULL;
+    part.h = qc_backend_zeros(be, triangle(hs->n), err);
+    part.sum_abs = part.h ? qc_backend_zeros(be, hs->n, err) : NULL;
     int rc = part.sum_abs ? add_triangle(be, part.h, hs->block_h, hs->n, true, err) : QC_E_RESOURCE;
     if (rc == QC_OK)
         rc = be->add(be, part.sum_abs, hs->block_abs, 1, hs->n, err);

@@ -63,4 +63,7 @@ int qc_hessian_finish(qc_hessian *hs, const float **ret_h, const float **ret_sum
 /* Bytes that the statistics of n_tokens tokens of width n take at most, for plans. */
 uint64_t qc_hessian_bytes(int64_t n, int64_t n_tokens);
 
+/* Backend buffer of n_elems zeros; NULL with a message when out of memory. */
+float *qc_backend_zeros(qc_backend *be, int64_t n_elems, qc_err *err);
+
 #endif

@@ -162,20 +162,6 @@ static void stage_stats_clear(stage_stats *s, qc_backend *be)
         be->free(be, s->lack);
 }
 
-/* Backend buffer of zeros; NULL when out of memory. */
-static float *alloc_zero(qc_backend *be, int64_t n_elems, qc_err *err)
-{
-    float *zeros = qc_calloc((size_t)n_elems, sizeof *zeros), *ret = NULL;
-    if (!zeros)
-        qc_fail_nomem(err, "statistics", (unsigned long long)n_elems * sizeof *zeros);
-    else if ((ret = be->alloc(be, n_elems, err)) && be->upload(be, ret, zeros, n_elems, err) < 0) {
-        be->free(be, ret);
-        ret = NULL;
-    }
-    qc_free(zeros);
-    return ret;
-}
-
 /* One window of a stage that ends at its inputs: those of the 16-bit stream against u. */
 static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
                      stage_stats *stats, qc_err *err)
@@ -218,7 +204,7 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
     float **correction = keeps_output(stage) ? &stats->lack : &stats->drift;
     int64_t rows = keeps_output(stage) ? p->model->config.hidden : width;
-    if (j->ref && !(*correction = alloc_zero(be, rows * width, err)))
+    if (j->ref && !(*correction = qc_backend_zeros(be, rows * width, err)))
         return QC_E_RESOURCE;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x, *u = p->buffer_u;

@@ -2,32 +2,31 @@
 
 #include "qc_cpu.h"
 
-const char *const masks[N_MASKS] = {"", "avx512", "all"};
 const int pool_sizes[N_POOLS] = {1, 2, 7};
 qc_pool *pools[N_POOLS];
-qc_backend *backends[N_MASKS][N_POOLS];
+qc_backend *backends[MAX_MASKS][N_POOLS];
 qc_rng rng;
 qc_err err;
 
 void ops_setup(void)
 {
     const char *text = getenv("QC_TEST_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 0) : 20260711;
+    uint64_t seed = text ? strtoull(text, NULL, 0) : ops_seed;
     printf("seed %llu\n", (unsigned long long)seed);
     qc_rng_seed(&rng, seed);
     for (int p = 0; p < N_POOLS; p++)
         ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
         for (int p = 0; p < N_POOLS; p++)
-            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_F32, &backends[m][p], &err) == QC_OK, "%s",
+            ck_assert_msg(qc_backend_cpu_new(pools[p], ops_compute, &backends[m][p], &err) == QC_OK, "%s",
                           err.msg);
     }
 }
 
 void ops_teardown(void)
 {
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         for (int p = 0; p < N_POOLS; p++)
             qc_backend_close(backends[m][p]);
     for (int p = 0; p < N_POOLS; p++)
@@ -63,6 +62,59 @@ void check_same(guarded *first, guarded *got, int p, const char *what, const cha
     ck_assert_msg(same_bits(first->data, got->data, got->n),
                   "%s: %d threads give other bits than one (mask '%s')", what, pool_sizes[p], mask);
     guarded_free(got);
+}
+
+static void check_result(const op_call *c, const guarded *got, const expected *e, const char *mask)
+{
+    ck_assert_msg(guarded_intact(got), "%s: wrote outside its output (mask '%s')", c->what, mask);
+    for (int64_t i = 0; i < got->n; i++) {
+        int64_t row = i / c->ld, col = i % c->ld, at = row * c->cols + col;
+        double x = (double)got->data[i];
+        if (col >= c->cols || e->scale[at] < 0)
+            ck_assert_msg(memcmp(&got->data[i], &c->out.data[i], 4) == 0,
+                          "%s: wrote [%lld, %lld] of [%lld, %lld] (mask '%s')", c->what, (long long)row,
+                          (long long)col, (long long)c->rows, (long long)c->cols, mask);
+        else
+            ck_assert_msg(close_to(x, e->value[at], e->scale[at]),
+                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')",
+                          c->what, (long long)row, (long long)col, (long long)c->rows, (long long)c->cols, x,
+                          e->value[at], e->scale[at], mask);
+    }
+}
+
+void check_op(const op_call *c, const expected *e)
+{
+    for (int m = 0; m < n_masks; m++) {
+        guarded first = {0};
+        for (int p = 0; p < N_POOLS; p++) {
+            guarded got = guarded_copy(&c->out);
+            c->run(c, backends[m][p], got.data);
+            if (p == 0)
+                check_result(c, &got, e, masks[m]);
+            check_same(&first, &got, p, c->what, masks[m]);
+        }
+        guarded_free(&first);
+    }
+}
+
+int ops_fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *e)
+{
+    (void)e;
+    const linear_args *a = ctx;
+    if (row0 < 0 || row0 + n_rows > a->n_out)
+        return QC_E_INPUT;
+    memcpy(dst, a->w + row0 * a->n_in, (size_t)(n_rows * a->n_in) * sizeof *dst);
+    return QC_OK;
+}
+
+void run_linear(const op_call *c, qc_backend *be, float *out)
+{
+    const linear_args *a = c->args;
+    qc_weight *w = NULL;
+    ck_assert_int_eq(be->weight_load(be, a->n_out, a->n_in, ops_fetch_rows, (void *)a, &w, &err), QC_OK);
+    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err),
+                     QC_OK);
+    be->weight_free(be, w);
 }
 
 guarded hessian_new(int64_t n, double damp)

@@ -1,138 +1,18 @@
 /* Every operation of the CPU backend, for every instruction set this processor has, against float64 formulas
  * on hostile shapes; the same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED
  * replays. */
-#include "ops_ref.h"
+#include "ops_env.h"
 
 #include "qc_alloc.h"
 #include "qc_cpu.h"
-#include "qc_test.h"
 #include "tol.h"
 
-static const char *const masks[] = {"", "avx512", "all"};
-static const int pool_sizes[] = {1, 2, 7};
-#define N_MASKS 3
-#define N_POOLS 3
-
-static qc_pool *pools[N_POOLS];
-static qc_backend *backends[N_MASKS][N_POOLS];
-static qc_rng rng;
-static qc_err err;
-
-static void setup(void)
-{
-    const char *text = getenv("QC_TEST_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 0) : 20240229;
-    printf("seed %llu\n", (unsigned long long)seed);
-    qc_rng_seed(&rng, seed);
-    for (int p = 0; p < N_POOLS; p++)
-        ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
-    for (int m = 0; m < N_MASKS; m++) {
-        ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
-        for (int p = 0; p < N_POOLS; p++)
-            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_F32, &backends[m][p], &err) == QC_OK, "%s",
-                          err.msg);
-    }
-}
-
-static void teardown(void)
-{
-    for (int m = 0; m < N_MASKS; m++)
-        for (int p = 0; p < N_POOLS; p++)
-            qc_backend_close(backends[m][p]);
-    for (int p = 0; p < N_POOLS; p++)
-        qc_pool_free(pools[p]);
-}
-
-static guarded normal_new(int64_t n, int skew, double scale)
-{
-    guarded g = guarded_new(n, skew);
-    guarded_normal(&g, &rng, scale);
-    return g;
-}
-
-/* NaN is equal to NaN. */
-static int close_to(double got, double want, double tol)
-{
-    if (isnan(want) || isinf(want))
-        return (isnan(want) && isnan(got)) || got == want;
-    return fabs(got - want) <= tol;
-}
-
-/* A call of one operation on out (inputs in place) by any backend. */
-typedef struct op_call {
-    void (*run)(const struct op_call *c, qc_backend *be, float *out);
-    const char *what;
-    guarded out; /* content before the call */
-    int64_t rows, cols, ld;
-    const void *args;
-} op_call;
-
-static void check_result(const op_call *c, const guarded *got, const expected *e, const char *mask)
-{
-    ck_assert_msg(guarded_intact(got), "%s: wrote outside its output (mask '%s')", c->what, mask);
-    for (int64_t r = 0; r < c->rows; r++)
-        for (int64_t i = 0; i < c->cols; i++) {
-            double x = (double)got->data[r * c->ld + i], want = e->value[r * c->cols + i];
-            ck_assert_msg(close_to(x, want, e->scale[r * c->cols + i]),
-                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')",
-                          c->what, (long long)r, (long long)i, (long long)c->rows, (long long)c->cols, x,
-                          want, e->scale[r * c->cols + i], mask);
-        }
-    for (int64_t r = 0; r < c->rows; r++) /* the padding between rows keeps its bits */
-        for (int64_t i = c->cols; i < c->ld && r * c->ld + i < got->n; i++)
-            ck_assert_msg(memcmp(&got->data[r * c->ld + i], &c->out.data[r * c->ld + i], 4) == 0,
-                          "%s: wrote between rows (mask '%s')", c->what, mask);
-}
-
-/* Run everywhere; e->scale holds absolute tolerances. */
-static void check_op(const op_call *c, const expected *e)
-{
-    for (int m = 0; m < N_MASKS; m++) {
-        guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
-            guarded got = guarded_copy(&c->out);
-            c->run(c, backends[m][p], got.data);
-            if (p == 0) {
-                check_result(c, &got, e, masks[m]);
-                first = got;
-                continue;
-            }
-            ck_assert_msg(memcmp(first.data, got.data, (size_t)got.n * sizeof(float)) == 0,
-                          "%s: %d threads give other bits than one (mask '%s')", c->what, pool_sizes[p],
-                          masks[m]);
-            guarded_free(&got);
-        }
-        guarded_free(&first);
-    }
-}
+const char *const masks[] = {"", "avx512", "all"};
+const int n_masks = 3;
+const qc_compute ops_compute = QC_COMPUTE_F32;
+const uint64_t ops_seed = 20240229;
 
 /* ---- linear ---- */
-
-typedef struct linear_args {
-    const float *x, *w, *bias;
-    int64_t ldx, n_tokens, n_out, n_in;
-    bool accumulate;
-} linear_args;
-
-static int fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *e)
-{
-    (void)e;
-    const linear_args *a = ctx;
-    if (row0 < 0 || row0 + n_rows > a->n_out)
-        return QC_E_INPUT;
-    memcpy(dst, a->w + row0 * a->n_in, (size_t)(n_rows * a->n_in) * sizeof *dst);
-    return QC_OK;
-}
-
-static void run_linear(const op_call *c, qc_backend *be, float *out)
-{
-    const linear_args *a = c->args;
-    qc_weight *w = NULL;
-    ck_assert_int_eq(be->weight_load(be, a->n_out, a->n_in, fetch_rows, (void *)a, &w, &err), QC_OK);
-    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err),
-                     QC_OK);
-    be->weight_free(be, w);
-}
 
 static void one_linear(int64_t t, int64_t n, int64_t k, int pad, int skew, bool bias, bool accumulate)
 {
@@ -503,7 +383,7 @@ static void one_score(int64_t t, int64_t n, int64_t slice, int pad, bool two, fl
     qc_score *first = calloc((size_t)t + 1, sizeof *first), *got = calloc((size_t)t + 1, sizeof *got);
     for (int64_t r = 0; r < t; r++)
         targets[r] = (int32_t)qc_rng_below(&rng, (uint64_t)n + 1) - (r % 7 == 6); /* -1 and n: never seen */
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         for (int p = 0; p < N_POOLS; p++) {
             qc_backend *be = backends[m][p];
             for (int64_t r = 0; r < t; r++)
@@ -553,7 +433,7 @@ START_TEST(score_ties_and_nothing)
         bad[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
     }
     int32_t target = 5;
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         qc_backend *be = backends[m][0];
         qc_score s = qc_score_start();
         ck_assert_int_eq(be->score(be, &s, a, a, N, &target, 1, 0, N, 0, &err), QC_OK);
@@ -574,7 +454,7 @@ START_TEST(score_self_is_zero)
     enum { N = 49152 };
     guarded a = normal_new(N, 0, 5);
     int32_t target = 4711;
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         for (int64_t slice = 1000; slice <= N; slice += 16051) {
             qc_backend *be = backends[m][0];
             qc_score s = qc_score_start();
@@ -601,7 +481,7 @@ static int fetch_fails(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_e
 
 START_TEST(weight_load_errors)
 {
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         for (int p = 0; p < N_POOLS; p++) {
             qc_backend *be = backends[m][p];
             qc_weight *w = NULL;
@@ -630,7 +510,7 @@ static int whole_life(qc_pool *pool)
     if (rc == QC_OK && !(buffer = be->alloc(be, 10, &e)))
         rc = e.code;
     if (rc == QC_OK)
-        rc = be->weight_load(be, 40, 40, fetch_rows, &a, &w, &e);
+        rc = be->weight_load(be, 40, 40, ops_fetch_rows, &a, &w, &e);
     if (rc == QC_OK)
         rc = be->linear(be, y.data, 40, x.data, 40, w, NULL, 40, false, &e);
     if (rc == QC_OK)
@@ -650,7 +530,7 @@ static int whole_life(qc_pool *pool)
 
 START_TEST(alloc_failures)
 {
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
         qc_alloc_fail_at(0);
         ck_assert_int_eq(whole_life(pools[1]), QC_OK);
@@ -680,17 +560,5 @@ int main(void)
         {"weight_load_errors", weight_load_errors},
         {"alloc_failures", alloc_failures},
     };
-    Suite *s = suite_create("backend_ops");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TCase *tc = tcase_create(cases[i].name);
-        tcase_set_timeout(tc, 120);
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, cases[i].fn);
-        suite_add_tcase(s, tc);
-    }
-    SRunner *sr = srunner_create(s);
-    srunner_run_all(sr, CK_ENV);
-    int failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? 1 : 0;
+    return ops_run("backend_ops", cases, sizeof cases / sizeof cases[0]);
 }

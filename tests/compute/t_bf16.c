@@ -1,55 +1,17 @@
 /* Products with bfloat16 operands (compute: bf16) on AMX, AVX512-BF16 and the emulations, as far as this
  * processor has them, against float64 on operands rounded here, bit by bit from the definition of the format.
  * The same bits for 1, 2 and 7 threads; nothing written outside the outputs. QC_TEST_SEED replays. */
-#include "ops_ref.h"
+#include "ops_env.h"
 
 #include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_math.h"
-#include "qc_test.h"
 #include "tol.h"
 
-static const char *const masks[] = {"", "amx", "avx512bf16", "avx512", "all"};
-static const int pool_sizes[] = {1, 2, 7};
-#define N_MASKS 5
-#define N_POOLS 3
-
-static qc_pool *pools[N_POOLS];
-static qc_backend *backends[N_MASKS][N_POOLS];
-static qc_rng rng;
-static qc_err err;
-
-static void setup(void)
-{
-    const char *text = getenv("QC_TEST_SEED");
-    uint64_t seed = text ? strtoull(text, NULL, 0) : 20240229;
-    printf("seed %llu\n", (unsigned long long)seed);
-    qc_rng_seed(&rng, seed);
-    for (int p = 0; p < N_POOLS; p++)
-        ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
-    for (int m = 0; m < N_MASKS; m++) {
-        ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
-        for (int p = 0; p < N_POOLS; p++)
-            ck_assert_msg(qc_backend_cpu_new(pools[p], QC_COMPUTE_BF16, &backends[m][p], &err) == QC_OK, "%s",
-                          err.msg);
-    }
-}
-
-static void teardown(void)
-{
-    for (int m = 0; m < N_MASKS; m++)
-        for (int p = 0; p < N_POOLS; p++)
-            qc_backend_close(backends[m][p]);
-    for (int p = 0; p < N_POOLS; p++)
-        qc_pool_free(pools[p]);
-}
-
-static guarded normal_new(int64_t n, int skew, double scale)
-{
-    guarded g = guarded_new(n, skew);
-    guarded_normal(&g, &rng, scale);
-    return g;
-}
+const char *const masks[] = {"", "amx", "avx512bf16", "avx512", "all"};
+const int n_masks = 5;
+const qc_compute ops_compute = QC_COMPUTE_BF16;
+const uint64_t ops_seed = 20240229;
 
 /* Nearest bfloat16 value: 8 significant bits, so a step of 2^(e - 8) where |x| is in [2^(e-1), 2^e).
  * nearbyint takes the even neighbour of a tie. */
@@ -70,89 +32,7 @@ static guarded rounded(const guarded *g)
     return r;
 }
 
-/* A call of one operation on out by any backend; out is [rows, ld], of which cols count. */
-typedef struct op_call {
-    void (*run)(const struct op_call *c, qc_backend *be, float *out);
-    const char *what;
-    guarded out; /* content before the call */
-    int64_t rows, cols, ld;
-    const void *args;
-} op_call;
-
-static int close_to(double got, double want, double tol)
-{
-    if (isnan(want) || isinf(want))
-        return (isnan(want) && isnan(got)) || got == want;
-    return fabs(got - want) <= tol;
-}
-
-/* e->scale holds absolute tolerances; a negative one: the element keeps its bits. */
-static void check_result(const op_call *c, const guarded *got, const expected *e, const char *mask)
-{
-    ck_assert_msg(guarded_intact(got), "%s: wrote outside its output (mask '%s')", c->what, mask);
-    for (int64_t i = 0; i < got->n; i++) {
-        int64_t row = i / c->ld, col = i % c->ld, at = row * c->cols + col;
-        double x = (double)got->data[i];
-        if (col >= c->cols || e->scale[at] < 0)
-            ck_assert_msg(memcmp(&got->data[i], &c->out.data[i], 4) == 0,
-                          "%s: wrote [%lld, %lld] of [%lld, %lld] (mask '%s')", c->what, (long long)row,
-                          (long long)col, (long long)c->rows, (long long)c->cols, mask);
-        else
-            ck_assert_msg(close_to(x, e->value[at], e->scale[at]),
-                          "%s: [%lld, %lld] of [%lld, %lld] is %.9g, expected %.9g +- %.2g (mask '%s')",
-                          c->what, (long long)row, (long long)col, (long long)c->rows, (long long)c->cols, x,
-                          e->value[at], e->scale[at], mask);
-    }
-}
-
-static void check_op(const op_call *c, const expected *e)
-{
-    for (int m = 0; m < N_MASKS; m++) {
-        guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
-            guarded got = guarded_copy(&c->out);
-            c->run(c, backends[m][p], got.data);
-            if (p == 0) {
-                check_result(c, &got, e, masks[m]);
-                first = got;
-                continue;
-            }
-            ck_assert_msg(memcmp(first.data, got.data, (size_t)got.n * sizeof(float)) == 0,
-                          "%s: %d threads give other bits than one (mask '%s')", c->what, pool_sizes[p],
-                          masks[m]);
-            guarded_free(&got);
-        }
-        guarded_free(&first);
-    }
-}
-
 /* ---- linear ---- */
-
-typedef struct linear_args {
-    const float *x, *w, *bias;
-    int64_t ldx, n_tokens, n_out, n_in;
-    bool accumulate;
-} linear_args;
-
-static int fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *e)
-{
-    (void)e;
-    const linear_args *a = ctx;
-    if (row0 < 0 || row0 + n_rows > a->n_out)
-        return QC_E_INPUT;
-    memcpy(dst, a->w + row0 * a->n_in, (size_t)(n_rows * a->n_in) * sizeof *dst);
-    return QC_OK;
-}
-
-static void run_linear(const op_call *c, qc_backend *be, float *out)
-{
-    const linear_args *a = c->args;
-    qc_weight *w = NULL;
-    ck_assert_int_eq(be->weight_load(be, a->n_out, a->n_in, fetch_rows, (void *)a, &w, &err), QC_OK);
-    ck_assert_int_eq(be->linear(be, out, c->ld, a->x, a->ldx, w, a->bias, a->n_tokens, a->accumulate, &err),
-                     QC_OK);
-    be->weight_free(be, w);
-}
 
 static void one_linear(int64_t t, int64_t n, int64_t k, int pad, int skew, bool bias, bool accumulate)
 {
@@ -346,7 +226,7 @@ START_TEST(attention_not_finite)
         in[which].data[AT * D + 7] = NAN;
         attention_args a = {.q = in[0].data, .k = in[1].data, .v = in[2].data, .shape = s};
         op_call c = {.args = &a};
-        for (int m = 0; m < N_MASKS; m++) {
+        for (int m = 0; m < n_masks; m++) {
             guarded out = guarded_new(T * D, 0);
             run_attention(&c, backends[m][0], out.data);
             for (int t = 0; t < T; t++) {
@@ -378,7 +258,7 @@ START_TEST(linear_not_finite)
     memcpy(&w.data[33 * K + 2], &low_nan, 4);
     linear_args a = {.x = x.data, .w = w.data, .ldx = K, .n_tokens = T, .n_out = N, .n_in = K};
     op_call c = {.run = run_linear, .args = &a, .ld = N};
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded y = guarded_new(T * N, 0);
         run_linear(&c, backends[m][0], y.data);
         for (int t = 0; t < T; t++)
@@ -451,7 +331,7 @@ static int whole_life(qc_pool *pool)
     qc_attention_shape s = {N, 2, 1, N / 2, 0, 1, 0};
     int rc = qc_backend_cpu_new(pool, QC_COMPUTE_BF16, &be, &e);
     if (rc == QC_OK)
-        rc = be->weight_load(be, N, N, fetch_rows, &a, &w, &e);
+        rc = be->weight_load(be, N, N, ops_fetch_rows, &a, &w, &e);
     if (rc == QC_OK)
         rc = be->linear(be, y, N, x, N, w, NULL, N, false, &e);
     if (rc == QC_OK)
@@ -491,17 +371,5 @@ int main(void)
         {"gram", gram},
         {"rounding", rounding},
     };
-    Suite *s = suite_create("bf16");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        TCase *tc = tcase_create(cases[i].name);
-        tcase_set_timeout(tc, 120);
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, cases[i].fn);
-        suite_add_tcase(s, tc);
-    }
-    SRunner *sr = srunner_create(s);
-    srunner_run_all(sr, CK_ENV);
-    int failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? 1 : 0;
+    return ops_run("bf16", cases, sizeof cases / sizeof cases[0]);
 }

@@ -6,6 +6,11 @@
 #include "qc_math.h"
 #include "tol.h"
 
+const char *const masks[] = {"", "avx512", "all"};
+const int n_masks = 3;
+const qc_compute ops_compute = QC_COMPUTE_F32;
+const uint64_t ops_seed = 20260711;
+
 /* ---- gram, mirror ---- */
 
 static void check_gram(const guarded *got, const guarded *before, const guarded *a, int64_t lda,
@@ -37,7 +42,7 @@ static void one_gram(int64_t t, int64_t k, int pad, int skew, float alpha, bool 
     int64_t n = !two ? k : t % 2 ? k + 17 * pad : qc_max_i64(k - 5 * pad, 0); /* wider or narrower */
     int64_t lda = k + pad, ldb = n + 2 * pad;
     guarded a = normal_new(t * lda, skew, 1), b = normal_new(t * ldb, 0, 1), h = normal_new(k * n, skew, 3);
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
         for (int p = 0; p < N_POOLS; p++) {
             guarded got = guarded_copy(&h);
@@ -74,7 +79,7 @@ START_TEST(mirror)
 {
     static const int64_t dims[] = {0, 1, 3, 17, 129, 200, 577};
     for (int i = 0; i < 7; i++)
-        for (int m = 0; m < N_MASKS; m++)
+        for (int m = 0; m < n_masks; m++)
             for (int p = 0; p < N_POOLS; p++) {
                 int64_t n = dims[i];
                 guarded h = normal_new(n * n, i, 1), got = guarded_copy(&h);
@@ -103,7 +108,7 @@ static void one_stats(int64_t t, int64_t k, int pad, bool bad)
         x.data[(t / 2) * ldx + k / 2] = NAN;
         x.data[0] = k > 1 ? -INFINITY : NAN;
     }
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
         for (int p = 0; p < N_POOLS; p++) {
             guarded s = guarded_copy(&sum), mx = guarded_copy(&max);
@@ -179,7 +184,7 @@ static void one_acts(int64_t t, int64_t k, int bits, int64_t group, int pad, boo
         if (t > 4)
             x.data[3 * ldx + 1] = INFINITY;
     }
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
         for (int p = 0; p < N_POOLS; p++) {
             guarded y = guarded_copy(&x);
@@ -235,7 +240,7 @@ static void one_factor(int64_t n, double damp)
 {
     guarded a = hessian_new(n, damp);
     double *pivots = calloc((size_t)n + 1, sizeof *pivots);
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
         for (int p = 0; p < N_POOLS; p++) {
             guarded got = guarded_copy(&a);

@@ -10,6 +10,11 @@
 #include "qc_cpu.h"
 #include "tol.h"
 
+const char *const masks[] = {"", "avx512", "all"};
+const int n_masks = 3;
+const qc_compute ops_compute = QC_COMPUTE_F32;
+const uint64_t ops_seed = 20260711;
+
 /* Largest distance from a tie, in steps, at which either code may be taken. */
 #define TIE_SLACK 2e-3
 
@@ -289,7 +294,7 @@ static void one_gptq(int64_t n_rows, int64_t n, int bits, bool symmetric, int64_
 {
     problem p = problem_new(n_rows, n, bits, symmetric, group, permuted);
     double *u = gptq_u(&p);
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         gptq_mask(&p, u, m);
     free(u);
     problem_free(&p);
@@ -326,7 +331,7 @@ START_TEST(no_feedback_is_nearest)
     memset(zeros.data, 0, 150 * 150 * sizeof(float));
     memset(inv.data, 0, 150 * sizeof(float));
     set_nearest(&nearest);
-    for (int m = 0; m < N_MASKS; m++)
+    for (int m = 0; m < n_masks; m++)
         for (int again = 0; again < 2; again++) {
             problem got = problem_copy(again ? &nearest : &p);
             qc_round_rows rows = rows_of(&got);
@@ -351,7 +356,7 @@ START_TEST(rows_are_independent)
 {
     enum { ROWS = 1300, N = 150, FROM = 777, SOME = 5 };
     problem p = problem_new(ROWS, N, 4, true, 32, false), some = problem_copy(&p);
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         qc_round_rows rows = rows_of(&p), part = rows_of(&some);
         part.n_rows = SOME;
         part.target += FROM * N;
@@ -439,7 +444,7 @@ static void one_descent(int64_t n_rows, int64_t n, int bits, bool symmetric, int
     guarded inv = guarded_new(n, 1);
     for (int64_t j = 0; j < n; j++)
         inv.data[j] = 1 / p.h.data[j * n + j];
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         problem q = problem_copy(&p);
         set_nearest(&q);
         int64_t n_changed = one_sweep(&q, inv.data, m);
@@ -506,7 +511,7 @@ static void one_refit(int64_t n_rows, int64_t n, int bits, bool symmetric, int64
     qc_quant_store_scales(p.scales.data, (int)p.scales.n, p.grid.scale_dtype, bits);
     for (int64_t i = 0; i < p.error.n; i++)
         p.error.data[i] = (float)((double)p.target.data[i] - value_at(&p, i / n, i % n));
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         problem first = {0};
         for (int k = 0; k < N_POOLS; k++) {
             problem got = problem_copy(&p);
@@ -548,7 +553,7 @@ static void one_solve(int64_t n_rows, int64_t n)
 {
     guarded a = hessian_new(n, 0.01), b = normal_new(n_rows * n, 1, 1);
     double *pivots = calloc((size_t)n, sizeof *pivots), *size = calloc((size_t)n, sizeof *size);
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         guarded first = {0}, factor = guarded_copy(&a);
         int64_t bad;
         ck_assert_int_eq(backends[m][0]->factor(backends[m][0], factor.data, n, pivots, &bad, &err), QC_OK);
@@ -597,7 +602,7 @@ START_TEST(not_positive_definite)
     double pivots[N];
     guarded a = hessian_new(N, 0.01);
     for (int i = 0; i < 7; i++)
-        for (int m = 0; m < N_MASKS; m++) {
+        for (int m = 0; m < n_masks; m++) {
             guarded got = guarded_copy(&a);
             int64_t bad = -5, j = where[i];
             got.data[j * N + j] = what[(i + m) % 4];
@@ -671,7 +676,7 @@ END_TEST
 /* Nothing to do is no error. */
 START_TEST(empty)
 {
-    for (int m = 0; m < N_MASKS; m++) {
+    for (int m = 0; m < n_masks; m++) {
         qc_backend *be = backends[m][1];
         float nothing = 5;
         double sum = 5;

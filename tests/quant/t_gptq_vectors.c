@@ -1,6 +1,7 @@
 /* The GPTQ solver against vectors of an independent float64 implementation (scripts/gen_gptq_vectors.py,
  * which describes the file): codes, scales and zeros equal, errors equal to rounding. */
 #include "gptq_run.h"
+#include "vector_row.h"
 
 enum { MAX_COLS = 96, MAX_ROWS = 32 };
 
@@ -54,27 +55,6 @@ static void read_case(FILE *f, qc_quant_spec *spec, qc_gptq_options *options, do
             options->order = (qc_gptq_order)i;
 }
 
-static void check_row(FILE *f, const gptq_run *g, int row)
-{
-    for (int i = 0; i < g->n_groups; i++) {
-        unsigned u;
-        ck_assert_int_eq(fscanf(f, "%8x", &u), 1);
-        ck_assert_uint_eq(qc_f32_bits(g->rows.scales[row * g->n_groups + i]), u);
-    }
-    for (int i = 0; i < g->n_groups && !g->spec.grid.symmetric; i++) {
-        unsigned z;
-        ck_assert_int_eq(fscanf(f, "%u", &z), 1);
-        ck_assert_uint_eq(g->rows.zeros[row * g->n_groups + i], z);
-    }
-    if (g->spec.grid.symmetric)
-        ck_assert_int_eq(fscanf(f, " -"), 0);
-    for (int c = 0; c < g->n; c++) {
-        unsigned code;
-        ck_assert_int_eq(fscanf(f, "%2x", &code), 1);
-        ck_assert_uint_eq(g->rows.codes[row * g->n + c], code);
-    }
-}
-
 static void check_near(double got, double expected)
 {
     ck_assert_double_le(fabs(got - expected), TOL_ERROR * fabs(expected));
@@ -93,7 +73,7 @@ static void check_case(FILE *f, const problem *p)
         ck_assert_int_eq(g.rc, 0);
         fseek(f, start, SEEK_SET);
         for (int r = 0; r < p->n_rows; r++)
-            check_row(f, &g, r);
+            check_vector_row(f, &g.rows, &g.spec.grid, g.n, g.n_groups, r);
         check_near(g.result.error_rtn, error[0]);
         check_near(g.result.error_solve, error[1]);
         check_near(g.result.error, error[2]);

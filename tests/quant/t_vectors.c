@@ -1,6 +1,7 @@
 /* RTN against vectors of an independent float64 implementation (scripts/gen_quant_vectors.py, which describes
  * the file) and against an exhaustive search of the grid. */
 #include "quant_run.h"
+#include "vector_row.h"
 
 #include "qc_fp.h"
 
@@ -47,27 +48,6 @@ static qc_quant_spec read_spec(FILE *f, const matrix *m)
     return spec;
 }
 
-static void check_row(FILE *f, const quant_run *q, int row)
-{
-    for (int g = 0; g < q->n_groups; g++) {
-        unsigned u;
-        ck_assert_int_eq(fscanf(f, "%8x", &u), 1);
-        ck_assert_uint_eq(qc_f32_bits(q->rows.scales[row * q->n_groups + g]), u);
-    }
-    for (int g = 0; g < q->n_groups && !q->spec.grid.symmetric; g++) {
-        unsigned z;
-        ck_assert_int_eq(fscanf(f, "%u", &z), 1);
-        ck_assert_uint_eq(q->rows.zeros[row * q->n_groups + g], z);
-    }
-    if (q->spec.grid.symmetric)
-        ck_assert_int_eq(fscanf(f, " -"), 0);
-    for (int c = 0; c < q->n_cols; c++) {
-        unsigned code;
-        ck_assert_int_eq(fscanf(f, "%2x", &code), 1);
-        ck_assert_uint_eq(q->rows.codes[row * q->n_cols + c], code);
-    }
-}
-
 static void check_case(FILE *f, const matrix *m)
 {
     qc_quant_spec spec = read_spec(f, m);
@@ -80,7 +60,7 @@ static void check_case(FILE *f, const matrix *m)
         ck_assert_int_eq(q.rc, 0);
         ck_assert_int_eq(fseek(f, start, SEEK_SET), 0);
         for (int r = 0; r < m->n_rows; r++)
-            check_row(f, &q, r);
+            check_vector_row(f, &q.rows, &q.spec.grid, q.n_cols, q.n_groups, r);
         quant_run_free(&q);
     }
 }

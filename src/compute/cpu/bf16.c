@@ -40,17 +40,6 @@ static void pack_task(void *ctx, int64_t task, int thread)
     }
 }
 
-/* y = bias, or y += bias */
-static void put_bias(const linear_job *j, float *y, int64_t m, int64_t n0, int64_t n)
-{
-    for (int64_t t = 0; t < m; t++) {
-        if (j->accumulate)
-            j->cb->kern.add(y + t * j->ldy, j->bias + n0, 1, n);
-        else
-            memcpy(y + t * j->ldy, j->bias + n0, (size_t)n * sizeof *y);
-    }
-}
-
 static void linear_task(void *ctx, int64_t task, int thread)
 {
     (void)thread;
@@ -62,7 +51,7 @@ static void linear_task(void *ctx, int64_t task, int thread)
     const uint16_t *x = j->packed + t0 / QC_BF16_ROWS * j->strip;
     const uint16_t *w = j->w->tiles + n0 / QC_BF16_ROWS * j->strip;
     if (j->bias)
-        put_bias(j, y, m, n0, n);
+        qc_cpu_put_bias(&j->cb->kern, y, j->ldy, j->bias + n0, m, n, j->accumulate);
     int64_t n_tiles = j->strip / QC_BF16_TILE, n_blocks = qc_ceil_div(n_tiles, BLOCK_TILES);
     int64_t step = qc_ceil_div(n_tiles, qc_max_i64(1, n_blocks));
     bool accumulate = j->accumulate || j->bias;

@@ -32,6 +32,9 @@ float *qc_cpu_scratch(qc_cpu_backend *cb, int64_t n_elems, qc_err *err);
 int qc_cpu_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_rows_fn fetch, void *ctx,
                        qc_weight **ret, qc_err *err);
 void qc_cpu_weight_free(qc_backend *be, qc_weight *w);
+/* y[m, n] (stride ldy) = bias[n], or += with accumulate: what a tile of `linear` starts from. */
+void qc_cpu_put_bias(const qc_kern *kern, float *y, int64_t ldy, const float *bias, int64_t m, int64_t n,
+                     bool accumulate);
 int qc_cpu_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
                   const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 int qc_cpu_attention(qc_backend *be, float *out, const float *q, const float *k, const float *v,

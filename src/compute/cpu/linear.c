@@ -129,6 +129,17 @@ void qc_cpu_weight_free(qc_backend *be, qc_weight *w)
     qc_free(w);
 }
 
+void qc_cpu_put_bias(const qc_kern *kern, float *y, int64_t ldy, const float *bias, int64_t m, int64_t n,
+                     bool accumulate)
+{
+    for (int64_t t = 0; t < m; t++) {
+        if (accumulate)
+            kern->add(y + t * ldy, bias, 1, n);
+        else
+            memcpy(y + t * ldy, bias, (size_t)n * sizeof *y);
+    }
+}
+
 typedef struct linear_job {
     const qc_cpu_backend *cb;
     float *y;
@@ -142,17 +153,6 @@ typedef struct linear_job {
     int64_t tile_tokens, tile_out, n_token_tiles;
     float *scratch; /* [threads, TILE_TOKENS, MAX_BLOCK_IN + COPY_PAD] */
 } linear_job;
-
-/* y = bias, or y += bias */
-static void put_bias(const linear_job *j, float *y, int64_t m, int64_t n0, int64_t n)
-{
-    for (int64_t t = 0; t < m; t++) {
-        if (j->accumulate)
-            j->cb->kern.add(y + t * j->ldy, j->bias + n0, 1, n);
-        else
-            memcpy(y + t * j->ldy, j->bias + n0, (size_t)n * sizeof *y);
-    }
-}
 
 /* One block of inputs k0 .. k0 + k - 1 of a tile. Rows a multiple of 4096 bytes apart would compete for one
  * set of the first level cache: they are copied out of step. */
@@ -184,7 +184,7 @@ static void linear_task(void *ctx, int64_t task, int thread)
     const float *x = j->x + t0 * j->ldx;
     bool accumulate = j->accumulate || j->bias;
     if (j->bias)
-        put_bias(j, y, m, n0, n);
+        qc_cpu_put_bias(&j->cb->kern, y, j->ldy, j->bias + n0, m, n, j->accumulate);
     if (j->cb->kern.use_blas) {
         qc_blas_gemm(y, j->ldy, x, j->ldx, w->data + n0 * w->n_in, w->n_in, m, n, w->n_in, accumulate);
         return;
