@@ -3,6 +3,7 @@
 #include "budget.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
+#include "qpk.h"
 
 #include <math.h>
 #include <string.h>

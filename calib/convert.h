@@ -1,5 +1,6 @@
-/* Conversion of a model to a packed file, tensor by tensor: first a plan (every tensor of the source gets an
- * action, all refusals happen here), then one streaming pass that never holds more than a block of rows. */
+/* Conversion of a model to an output of any format, tensor by tensor: first a plan (every tensor of the
+ * source gets an action, all refusals happen here), then one streaming pass that never holds more than a
+ * block of rows. */
 #ifndef QC_CONVERT_H
 #define QC_CONVERT_H
 
@@ -8,7 +9,7 @@
 #include "model.h"
 #include "policy.h"
 #include "qc_result.h"
-#include "qpk.h"
+#include "writer.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,14 +18,17 @@
 typedef struct qc_convert_item {
     int64_t tensor; /* index in the source */
     qc_tensor_action action;
+    qc_dtype dtype;     /* as stored; QC_DT_GRID when action is QC_ACTION_QUANTIZED */
     qc_quant_spec spec; /* when action is QC_ACTION_QUANTIZED */
     int act_bits;       /* of the matrix's inputs while running; 0 = not quantized. The same in a stage */
     int64_t act_group;  /* as in qc_tensor_info */
     const char *rule;   /* static text: why */
-    uint64_t bytes_out; /* in the packed file; 0 when not stored */
+    uint64_t bytes_out; /* in the output; 0 when not stored */
 } qc_convert_item;
 
 typedef struct qc_convert_plan {
+    const qc_writer_format *format; /* of the output */
+    const char *type;               /* its subtype, borrowed; NULL = the default */
     qc_convert_item
         *items; /* every tensor of the source once, in writing order: embedding, layers, norm, head */
     int64_t n_items;
@@ -33,10 +37,12 @@ typedef struct qc_convert_plan {
     double n_weights;             /* to be quantized */
 } qc_convert_plan;
 
-/* Decide for every tensor. Events: group_fallback. QC_E_UNSUPPORTED: a group that does not divide;
- * QC_E_USAGE: an override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
-int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, qc_event_list *events,
-                         qc_convert_plan *ret, qc_err *err) QC_WARN_UNUSED;
+/* Decide for every tensor. Events: group_fallback; kept16, where the format has no grid for a matrix.
+ * QC_E_UNSUPPORTED: a group that does not divide, a grid that the format can not hold; QC_E_USAGE: an
+ * override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
+int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const qc_writer_format *format,
+                         const char *type, qc_event_list *events, qc_convert_plan *ret,
+                         qc_err *err) QC_WARN_UNUSED;
 void qc_convert_plan_clear(qc_convert_plan *plan);
 
 /* What happens to a tensor of the source. */
@@ -50,18 +56,20 @@ typedef struct qc_convert_options {
     void *progress_ctx;
 } qc_convert_options;
 
-/* Carry out the plan. `accounts` gets one entry per tensor in the plan's order. QC_E_INPUT: a value that is
- * not finite (tensor, row and column named). */
+/* Tell the writer, which has its metadata and side files, all that will come (journal as in the options), and
+ * ask for the size of the output. A writer that counts is then done. QC_E_UNSUPPORTED: what the format can
+ * not put together. */
+int qc_convert_declare(const qc_convert_plan *plan, const qc_model *model, const qc_journal *journal,
+                       qc_writer *writer, uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+
+/* Carry out the plan, which was declared. `accounts` gets one entry per tensor in the plan's order.
+ * QC_E_INPUT: a value that is not finite (tensor, row and column named). */
 int qc_convert_run(const qc_convert_plan *plan, const qc_model *model, qc_backend *be,
-                   const qc_convert_options *options, qc_qpk_writer *writer, qc_account_list *accounts,
+                   const qc_convert_options *options, qc_writer *writer, qc_account_list *accounts,
                    qc_event_list *events, qc_err *err) QC_WARN_UNUSED;
 
-/* Size of the file that the plan would make, in a writer that only counts and has side files and metadata. */
-int qc_convert_count(const qc_convert_plan *plan, const qc_model *model, qc_qpk_writer *writer,
-                     uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
-
-/* Write the normalised config as metadata of the packed file, under the keys of docs/formats/qpk.md: what an
- * engine needs without reading config.json. */
-int qc_convert_metadata(const qc_model_config *config, qc_qpk_writer *writer, qc_err *err) QC_WARN_UNUSED;
+/* Give the writer the normalised config as metadata, under the keys of docs/formats/qpk.md: what an engine
+ * needs without reading config.json. */
+int qc_convert_metadata(const qc_model_config *config, qc_writer *writer, qc_err *err) QC_WARN_UNUSED;
 
 #endif

@@ -142,6 +142,7 @@ int qc_qpk_open(const char *path, qc_source **ret, qc_err *err)
                              .raw = source_raw,
                              .release = source_release,
                              .side_file = source_side_file,
+                             .check = qc_qpk_check,
                              .close = source_close};
     int rc = qpk_open(path, &self->file, text, sizeof text);
     if (rc < 0) {

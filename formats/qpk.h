@@ -3,6 +3,7 @@
 #define QC_QPK_H
 
 #include "qc_source.h"
+#include "writer.h"
 
 /* Open a packed file; checks header, table and sizes (not yet the checksums). */
 int qc_qpk_open(const char *path, qc_source **ret, qc_err *err) QC_WARN_UNUSED;
@@ -17,6 +18,9 @@ int qc_qpk_check(const qc_source *src, qc_err *err) QC_WARN_UNUSED;
 /* The open file of such a source in terms of libqpk (runtime/qpk.h): metadata, aliases, tiles. */
 struct qpk_file;
 const struct qpk_file *qc_qpk_file(const qc_source *src);
+
+/* The format in terms of writer.h; what follows is what it is made of. */
+extern const qc_writer_format qc_qpk_writer_format;
 
 typedef struct qc_qpk_writer qc_qpk_writer;
 

@@ -1,6 +1,7 @@
 #include "qc_file.h"
 
 #include "qc_alloc.h"
+#include "qc_file_internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* ---- reading ---- */
@@ -168,6 +170,22 @@ uint64_t qc_disk_free_bytes(const char *path)
     return statvfs(path, &v) == 0 ? (uint64_t)v.f_bavail * v.f_frsize : UINT64_MAX;
 }
 
+int qc_path_bytes(const char *path, uint64_t *ret_bytes, qc_err *err)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return qc_fail(err, QC_E_RESOURCE, "%s: %s", path, strerror(errno));
+    DIR *dir = S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    uint64_t n_bytes = dir ? 0 : (uint64_t)st.st_size;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && S_ISREG(st.st_mode))
+            n_bytes += (uint64_t)st.st_size;
+    if (dir)
+        closedir(dir);
+    *ret_bytes = n_bytes;
+    return QC_OK;
+}
+
 /* ---- writing ---- */
 
 struct qc_outfile {
@@ -188,7 +206,7 @@ static struct {
 } temps[MAX_TEMPS];
 static pthread_mutex_t temps_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int temps_add(const char *path)
+int qc_temps_add(const char *path)
 {
     int slot = -1;
     pthread_mutex_lock(&temps_lock);
@@ -203,8 +221,13 @@ static int temps_add(const char *path)
     return slot;
 }
 
-/* Is `name` ".BASE.tmp-DIGITS"? */
-static bool is_temp_name(const char *name, const char *base)
+void qc_temps_drop(int slot)
+{
+    if (slot >= 0)
+        temps[slot].used = 0;
+}
+
+bool qc_is_temp_name(const char *name, const char *base)
 {
     size_t n = strlen(base);
     if (name[0] != '.' || strncmp(name + 1, base, n) != 0 || strncmp(name + 1 + n, ".tmp-", 5) != 0)
@@ -231,7 +254,7 @@ static void remove_stale_temps(const char *folder, const char *base)
     if (!dir)
         return;
     for (struct dirent *e; (e = readdir(dir));)
-        if (is_temp_name(e->d_name, base))
+        if (qc_is_temp_name(e->d_name, base))
             remove_if_stale(dirfd(dir), e->d_name);
     closedir(dir);
 }
@@ -258,8 +281,7 @@ static void outfile_free(qc_outfile *out)
 {
     if (out->fd >= 0)
         close(out->fd);
-    if (out->slot >= 0)
-        temps[out->slot].used = 0;
+    qc_temps_drop(out->slot);
     qc_free(out->path);
     qc_free(out->temp_path);
     qc_free(out);
@@ -305,7 +327,7 @@ int qc_outfile_open(const char *path, bool force, qc_outfile **ret, qc_err *err)
                      errno == EEXIST ? "it is being written already" : strerror(errno));
         goto fail;
     }
-    out->slot = temps_add(out->temp_path);
+    out->slot = qc_temps_add(out->temp_path);
     qc_free(folder);
     *ret = out;
     return QC_OK;
@@ -367,8 +389,7 @@ void qc_folder_sync(const char *path)
     qc_free(folder);
 }
 
-/* Rename, but not over a file that appeared since the output was opened, unless `replace`. */
-static int rename_output(const char *from, const char *to, bool replace, qc_err *err)
+int qc_rename_output(const char *from, const char *to, bool replace, qc_err *err)
 {
     int failed = renameat2(AT_FDCWD, from, AT_FDCWD, to, replace ? 0 : RENAME_NOREPLACE);
     if (failed && errno == EINVAL && !replace) { /* a file system without that flag */
@@ -390,7 +411,7 @@ int qc_outfile_commit(qc_outfile *out, const char *other_path, qc_err *err)
     const char *path = other_path ? other_path : out->path;
     int rc = qc_outfile_sync(out, err);
     if (rc == QC_OK)
-        rc = rename_output(out->temp_path, path, out->force || other_path, err);
+        rc = qc_rename_output(out->temp_path, path, out->force || other_path, err);
     if (rc == QC_OK)
         qc_folder_sync(path);
     else
@@ -449,11 +470,29 @@ int qc_scratch_open(const char *folder, int *ret_fd, qc_err *err)
 
 static volatile sig_atomic_t got_signal;
 
+/* In a signal handler: nothing of libc's folder functions may run. */
+static void remove_folder(const char *path)
+{
+    char entries[4096];
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return;
+    for (long n; (n = syscall(SYS_getdents64, fd, entries, sizeof entries)) > 0;)
+        for (long at = 0; at < n;) { /* struct linux_dirent64: two u64, then u16 length, u8 type, name */
+            uint16_t length;
+            memcpy(&length, entries + at + 16, sizeof length);
+            unlinkat(fd, entries + at + 19, 0);
+            at += length;
+        }
+    close(fd);
+    rmdir(path);
+}
+
 static void remove_temps(void)
 {
     for (int i = 0; i < MAX_TEMPS; i++)
-        if (temps[i].used)
-            unlink(temps[i].path);
+        if (temps[i].used && unlink(temps[i].path) != 0 && errno == EISDIR)
+            remove_folder(temps[i].path);
 }
 
 static void on_signal(int sig)

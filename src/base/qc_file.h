@@ -57,6 +57,9 @@ const char *qc_path_base(const char *path);
 /* Bytes free for an ordinary user on the file system of `path` (which must exist); UINT64_MAX if unknown. */
 uint64_t qc_disk_free_bytes(const char *path);
 
+/* Size of a file, or of all plain files that stand directly in a folder. QC_E_RESOURCE. */
+int qc_path_bytes(const char *path, uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
+
 /* Are both paths, which must exist, on one file system? */
 bool qc_path_same_disk(const char *a, const char *b);
 

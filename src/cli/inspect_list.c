@@ -6,7 +6,6 @@
 #include "qc_file.h"
 #include "qc_json.h"
 #include "qc_sha256.h"
-#include "qpk.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -176,7 +175,7 @@ static int check_source(const qc_source *src, uint64_t *ret_bytes, qc_err *err)
     float *block = NULL;
     int64_t block_elems = 0;
     uint64_t n_bytes = 0;
-    int rc = strcmp(src->format, "qpk") == 0 ? qc_qpk_check(src, err) : QC_OK;
+    int rc = qc_source_check(src, err);
     for (int64_t i = 0; rc == QC_OK && i < src->n_tensors; i++) {
         rc = check_values(src, i, &block, &block_elems, err);
         n_bytes += src->info(src, i)->n_bytes;

@@ -20,7 +20,6 @@
 #include "qc_log.h"
 #include "qc_sha256.h"
 #include "qc_time.h"
-#include "qpk.h"
 #include "report.h"
 
 #include <errno.h>
@@ -57,7 +56,7 @@ static void close_job(job *j, bool ended)
     qc_job_close_calibration(j, ended);
     for (int i = 0; i < j->n_outputs; i++) {
         output *o = &j->outputs[i];
-        qc_qpk_discard(o->writer);
+        qc_writer_discard(o->writer);
         qc_convert_plan_clear(&o->plan);
         qc_job_close_budget(o);
         qc_account_list_clear(&o->accounts);
@@ -139,6 +138,7 @@ static int plan_outputs(job *j, qc_err *err)
     for (int i = 0; i < r->n_emit; i++) {
         output *o = &j->outputs[i];
         o->emit = &r->emit[i];
+        o->format = qc_recipe_format(o->emit);
         o->asked = o->quantize = o->emit->own_quantize ? &o->emit->quantize : &r->quantize;
         o->events = &j->events;
         for (o->lead = 0; j->outputs[o->lead].asked != o->asked;)
@@ -148,7 +148,7 @@ static int plan_outputs(job *j, qc_err *err)
         qc_evaluation_init(&o->evaluation);
         qc_policy policy;
         qc_recipe_policy(o->quantize, &policy);
-        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err));
+        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, o->events, &o->plan, err));
         QC_TRY(qc_job_plan_calibration(j, o, err));
     }
     return QC_OK;
@@ -168,11 +168,54 @@ static int plan_budgets(job *j, qc_err *err)
     return QC_OK;
 }
 
+/* Codes of a calibrated run belong to the grids that they were found for: an output that shares the run of
+ * another must hold exactly those, or leave the matrix in 16 bit. */
+static int check_shared_codes(const job *j, const output *o, qc_err *err)
+{
+    const output *lead = &j->outputs[o->lead];
+    for (int64_t i = 0; i < o->plan.n_items && o->calibrated && o != lead; i++) {
+        const qc_convert_item *item = &o->plan.items[i], *first = &lead->plan.items[i];
+        const qc_grid *a = &item->spec.grid, *b = &first->spec.grid;
+        if (item->action != QC_ACTION_QUANTIZED || j->model.places[item->tensor].layer < 0)
+            continue;
+        if (first->action == QC_ACTION_QUANTIZED && a->kind == b->kind && a->bits == b->bits &&
+            a->symmetric == b->symmetric && a->group_elems == b->group_elems &&
+            a->scale_dtype == b->scale_dtype)
+            continue;
+        return qc_fail(
+            err, QC_E_UNSUPPORTED,
+            "emit[%d] (%s): tensor %s needs another grid than in emit[%d] (%s), so it can not have "
+            "the same codes: give it a `quantize` of its own, or run it alone",
+            (int)(o - j->outputs), o->format->name, j->src->info(j->src, item->tensor)->name, o->lead,
+            lead->format->name);
+    }
+    return QC_OK;
+}
+
+/* Take each output through its declarations, so that what its format can not put together is refused now. */
+static int check_formats(const job *j, qc_err *err)
+{
+    for (int i = 0; i < j->n_outputs; i++) {
+        const output *o = &j->outputs[i];
+        qc_writer *writer;
+        uint64_t n_bytes;
+        if (qc_job_has_budget(o->asked) && o->format != qc_writer_format_find("qpk"))
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "emit[%d] (%s): quantize.budget chooses among the grids of packed files only", i,
+                           o->format->name);
+        QC_TRY(check_shared_codes(j, o, err));
+        QC_TRY(qc_job_begin_output(j, o, true, &writer, &n_bytes, err));
+        qc_writer_discard(writer);
+    }
+    return QC_OK;
+}
+
 static int make_plan(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
     QC_TRY(plan_outputs(j, err));
     QC_TRY(qc_job_check_paths(j, err));
+    QC_TRY(check_formats(j, err));
     for (int i = 0; i < r->verify.n_gates; i++) {
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
         if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
@@ -196,8 +239,9 @@ static int convert(job *j, output *o, qc_err *err)
     qc_convert_options options = {.allow_nonfinite = j->recipe->run.allow_nonfinite,
                                   .journal = qc_job_journal(j, o),
                                   .progress = qc_progress_callback};
-    int rc = qc_qpk_create(o->emit->path, j->options->force, &o->writer, err);
-    if (rc == QC_OK && (rc = qc_job_begin_file(j, o, o->writer, err)) == QC_OK)
+    uint64_t n_bytes;
+    int rc = qc_job_begin_output(j, o, false, &o->writer, &n_bytes, err);
+    if (rc == QC_OK)
         rc = qc_convert_run(&o->plan, &j->model, j->be, &options, o->writer, &o->accounts, o->events, err);
     qc_progress_end();
     j->times.convert += qc_now_seconds() - start;
@@ -209,9 +253,9 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
 {
     qc_source *src = NULL;
     qc_model model;
-    QC_TRY(qc_qpk_open(path, &src, err));
+    QC_TRY(qc_source_open(path, &src, err));
     src->path = o->emit->path; /* messages name the artifact, not its temporary file */
-    int rc = qc_qpk_check(src, err);
+    int rc = qc_source_check(src, err);
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);
         qc_eval_options options = qc_measure_options(j->recipe);
@@ -231,17 +275,19 @@ static int publish(job *j, output *o, bool passed, qc_err *err)
     o->final_path = o->rejected ? qc_asprintf("%s.rejected", o->emit->path) : qc_strdup(o->emit->path);
     if (!o->final_path)
         return qc_fail_nomem(err, "path", strlen(o->emit->path));
-    qc_qpk_writer *writer = o->writer;
+    qc_writer *writer = o->writer;
     o->writer = NULL; /* freed by publish, also on failure */
-    return qc_qpk_publish(writer, o->final_path, err);
+    return writer->publish(writer, o->final_path, err);
 }
 
-static int measure_size(output *o, const char *path, qc_err *err)
+/* Size of the file, or of all files of the folder; the sum of a file. */
+static int measure_artifact(job *j, output *o, const char *path, qc_err *err)
 {
-    struct stat st;
-    if (stat(path, &st) != 0)
-        return qc_fail(err, QC_E_RESOURCE, "%s: %s", path, strerror(errno));
-    o->n_bytes = (uint64_t)st.st_size;
+    double start = qc_now_seconds();
+    QC_TRY(qc_path_bytes(path, &o->n_bytes, err));
+    if (o->format->extension)
+        QC_TRY(qc_sha256_file(path, o->sha256, err));
+    j->times.hash += qc_now_seconds() - start;
     return QC_OK;
 }
 
@@ -267,16 +313,13 @@ static int run_output(job *j, output *o, bool *ret_passed, qc_err *err)
 {
     const char *path;
     QC_TRY(convert(j, o, err));
-    QC_TRY(qc_qpk_finish(o->writer, &path, err));
+    QC_TRY(o->writer->finish(o->writer, &path, err));
     double start = qc_now_seconds();
     int rc = verify(j, o, path, err);
     j->times.verify += qc_now_seconds() - start;
     if (rc < 0)
         return qc_err_prefix(err, "verification of %s", o->emit->path);
-    start = qc_now_seconds();
-    QC_TRY(qc_sha256_file(path, o->sha256, err));
-    j->times.hash += qc_now_seconds() - start;
-    QC_TRY(measure_size(o, path, err));
+    QC_TRY(measure_artifact(j, o, path, err));
     QC_TRY(judge(j, o, err));
     *ret_passed = true;
     for (int i = 0; i < o->n_gates; i++)

@@ -125,18 +125,16 @@ static int adopt(job *j, output *o, qc_err *err)
     o->quantize = &o->chosen;
     qc_convert_plan_clear(&o->plan);
     qc_recipe_policy(&o->chosen, &policy);
-    return qc_convert_plan_make(&j->model, &policy, &j->repeated_events, &o->plan, err);
+    return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, &j->repeated_events, &o->plan,
+                                err);
 }
 
 static int count_file(job *j, const output *o, uint64_t *ret, qc_err *err)
 {
-    qc_qpk_writer *writer;
-    QC_TRY(qc_qpk_create_count(o->emit->path, &writer, err));
-    int rc = qc_job_begin_file(j, o, writer, err);
-    if (rc == QC_OK)
-        rc = qc_convert_count(&o->plan, &j->model, writer, ret, err);
-    qc_qpk_discard(writer);
-    return rc;
+    qc_writer *writer;
+    QC_TRY(qc_job_begin_output(j, o, true, &writer, ret, err));
+    qc_writer_discard(writer);
+    return QC_OK;
 }
 
 static int choose(job *j, output *o, uint64_t tensor_bytes, qc_err *err)
@@ -219,7 +217,7 @@ int qc_job_plan_budget(job *j, output *o, qc_err *err)
     o->quantize = lead->quantize;
     qc_convert_plan_clear(&o->plan);
     qc_recipe_policy(o->quantize, &policy);
-    return qc_convert_plan_make(&j->model, &policy, o->events, &o->plan, err);
+    return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, o->events, &o->plan, err);
 }
 
 void qc_job_close_budget(output *o)

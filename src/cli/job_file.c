@@ -1,11 +1,12 @@
 #include "job_file.h"
 
+#include "job_calib.h"
 #include "job_report.h"
 #include "qc_alloc.h"
 
 #include <string.h>
 
-int qc_job_begin_file(const job *j, const output *o, qc_qpk_writer *writer, qc_err *err)
+int qc_job_begin_file(const job *j, const output *o, qc_writer *writer, qc_err *err)
 {
     static const char *const names[] = {
         "config.json",           "generation_config.json",  "tokenizer.json",
@@ -14,14 +15,33 @@ int qc_job_begin_file(const job *j, const output *o, qc_qpk_writer *writer, qc_e
         char *text = NULL;
         size_t n_bytes = 0;
         QC_TRY(j->src->side_file(j->src, names[i], &text, &n_bytes, err));
-        int rc = text ? qc_qpk_add_file(writer, names[i], text, n_bytes, err) : QC_OK;
+        int rc = text ? writer->add_file(writer, names[i], text, n_bytes, err) : QC_OK;
         qc_free(text);
         QC_TRY(rc);
     }
+    if (!j->source_sha256)
+        return qc_convert_metadata(&j->model.config, writer, err);
     char *manifest = qc_job_embedded_manifest(j, o);
     if (!manifest)
         return qc_fail_nomem(err, "manifest", 4096);
-    int rc = qc_qpk_add_file(writer, "manifest.json", manifest, strlen(manifest), err);
+    int rc = writer->add_file(writer, "manifest.json", manifest, strlen(manifest), err);
     qc_free(manifest);
     return rc == QC_OK ? qc_convert_metadata(&j->model.config, writer, err) : rc;
+}
+
+int qc_job_begin_output(const job *j, const output *o, bool count, qc_writer **ret, uint64_t *ret_bytes,
+                        qc_err *err)
+{
+    qc_writer *writer;
+    qc_writer_options options = {
+        .path = o->emit->path, .type = o->emit->type, .count = count, .force = j->options->force};
+    QC_TRY(o->format->create(&options, &writer, err));
+    int rc = qc_job_begin_file(j, o, writer, err);
+    if (rc == QC_OK)
+        rc = qc_convert_declare(&o->plan, &j->model, qc_job_journal(j, o), writer, ret_bytes, err);
+    if (rc == QC_OK)
+        *ret = writer;
+    else
+        qc_writer_discard(writer);
+    return rc;
 }

@@ -1,10 +1,15 @@
-/* What stands in a packed file beside its tensors. */
+/* What stands in an output beside its tensors. */
 #ifndef QC_CLI_JOB_FILE_H
 #define QC_CLI_JOB_FILE_H
 
 #include "job_state.h"
 
-/* Begin an output's file: side files of the model, manifest (j->source_sha256 is set), configuration. */
-int qc_job_begin_file(const job *j, const output *o, qc_qpk_writer *writer, qc_err *err) QC_WARN_UNUSED;
+/* Begin an output: side files of the model, manifest (once j->source_sha256 is set), configuration. */
+int qc_job_begin_file(const job *j, const output *o, qc_writer *writer, qc_err *err) QC_WARN_UNUSED;
+
+/* Create a writer for an output and take it through its declarations: with `count` to the size of the output,
+ * else ready for tensors. On success *ret is the caller's. */
+int qc_job_begin_output(const job *j, const output *o, bool count, qc_writer **ret, uint64_t *ret_bytes,
+                        qc_err *err) QC_WARN_UNUSED;
 
 #endif

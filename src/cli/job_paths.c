@@ -13,6 +13,7 @@ typedef struct target {
     const char *path;
     char *owned; /* where `path` was made here, else NULL */
     bool force;
+    const qc_writer_format *format; /* of an artifact, else NULL */
 } target;
 
 /* Device and inode decide, whatever a name looks like. */
@@ -57,7 +58,8 @@ static int check_target(const job *j, const target *t, qc_err *err)
         return qc_fail_nomem(err, t->path, strlen(t->path));
     int rc = check_no_input(j, t, folder, err);
     if (rc == QC_OK)
-        rc = qc_outfile_check(t->path, t->force, err);
+        rc = t->format ? qc_writer_check_path(t->format, t->path, t->force, err)
+                       : qc_outfile_check(t->path, t->force, err);
     if (rc == QC_OK)
         rc = check_left_over(j, t, err);
     if (rc == QC_OK && !qc_path_is_dir(folder))
@@ -75,20 +77,21 @@ static int list_targets(const job *j, target *targets)
     bool may_be_rejected = r->verify.n_gates > 0 && !j->options->keep_failed;
     int n = 0;
     for (int i = 0; i < r->n_emit; i++) {
-        targets[n++] = (target){"the artifact", r->emit[i].path, NULL, j->options->force};
+        const qc_writer_format *format = j->outputs[i].format;
+        targets[n++] = (target){"the artifact", r->emit[i].path, NULL, j->options->force, format};
         if (j->outputs[i].journal_path)
-            targets[n++] = (target){"the journal", j->outputs[i].journal_path, NULL, true};
+            targets[n++] = (target){"the journal", j->outputs[i].journal_path, NULL, true, NULL};
         if (!may_be_rejected)
             continue;
         char *rejected = qc_asprintf("%s.rejected", r->emit[i].path);
         if (!rejected)
             return -1;
-        targets[n++] = (target){"the rejected artifact", rejected, rejected, true};
+        targets[n++] = (target){"the rejected artifact", rejected, rejected, true, format};
     }
     if (r->report.json)
-        targets[n++] = (target){"the report", r->report.json, NULL, j->options->force};
+        targets[n++] = (target){"the report", r->report.json, NULL, j->options->force, NULL};
     if (r->report.manifest)
-        targets[n++] = (target){"the manifest", r->report.manifest, NULL, j->options->force};
+        targets[n++] = (target){"the manifest", r->report.manifest, NULL, j->options->force, NULL};
     return n;
 }
 

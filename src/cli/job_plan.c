@@ -49,7 +49,7 @@ cJSON *qc_job_plan_json(const job *j)
         const output *o = &j->outputs[i];
         tally t = count_actions(&o->plan);
         cJSON *s = qc_json_add_item(steps, cJSON_CreateObject());
-        cJSON_AddStringToObject(s, "format", "qpk");
+        cJSON_AddStringToObject(s, "format", o->format->name);
         cJSON_AddStringToObject(s, "path", o->emit->path);
         cJSON_AddNumberToObject(s, "bytes_in", (double)o->plan.bytes_in);
         cJSON_AddNumberToObject(s, "bytes_out", (double)o->plan.bytes_out);
@@ -114,7 +114,8 @@ int qc_job_print_plan(const job *j, qc_err *err)
                "%lld\n",
                (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,
                (long long)t.n_kept16, (long long)t.n_left_out);
-        printf("         write %s (qpk, %.1f MB of tensors)\n", o->emit->path, mb(o->plan.bytes_out));
+        printf("         write %s (%s, %.1f MB of tensors)\n", o->emit->path, o->format->name,
+               mb(o->plan.bytes_out));
         if (j->text)
             printf("         read it back and score %lld window%s of %lld tokens of %s beside the model\n",
                    (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s",

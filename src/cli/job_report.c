@@ -52,7 +52,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         const output *o = &j->outputs[i];
         qc_report_output *r = &x->outputs[i];
         *r = (qc_report_output){
-            .artifact = {.format = "qpk",
+            .artifact = {.format = o->format->name,
                          .path = o->final_path,
                          .n_bytes = o->n_bytes,
                          .rejected = o->rejected},

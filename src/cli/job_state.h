@@ -12,7 +12,7 @@
 #include "journal.h"
 #include "model.h"
 #include "qc_result.h"
-#include "qpk.h"
+#include "writer.h"
 
 typedef struct output {
     const qc_recipe_emit *emit;
@@ -30,8 +30,9 @@ typedef struct output {
     uint64_t journal_bytes; /* planned */
     qc_convert_plan plan;
     qc_account_list accounts;
-    qc_qpk_writer *writer; /* NULL once published */
-    char *final_path;      /* as the artifact is called now; NULL before publishing */
+    const qc_writer_format *format;
+    qc_writer *writer; /* NULL once published */
+    char *final_path;  /* as the artifact is called now; NULL before publishing */
     uint64_t n_bytes;
     char sha256[65];
     bool rejected;

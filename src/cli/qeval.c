@@ -10,7 +10,6 @@
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
-#include "qpk.h"
 #include "recipe.h"
 #include "report.h"
 
@@ -36,8 +35,7 @@ typedef struct eval_job {
 static int open_input(const char *path, input *ret, qc_err *err)
 {
     QC_TRY(qc_source_open(path, &ret->src, err));
-    if (qc_qpk_probe(path))
-        QC_TRY(qc_qpk_check(ret->src, err)); /* the figures of a damaged file look like figures */
+    QC_TRY(qc_source_check(ret->src, err)); /* the figures of a damaged file look like figures */
     QC_TRY(qc_model_open(ret->src, &ret->model, err));
     ret->is_open = true;
     return QC_OK;

@@ -395,28 +395,57 @@ static int apply_flag(qc_node *root, const qc_arg *arg, qc_err *err)
 
 /* ---- whole recipes ---- */
 
-/* Format of each output by extension where none was given. */
-static int resolve_formats(qc_recipe *r, qc_err *err)
+const qc_writer_format *qc_recipe_format(const qc_recipe_emit *emit)
+{
+    char name[64];
+    size_t n;
+    const char *word = qc_word_at(qc_schema_find("emit.format")->words, emit->format, &n);
+    snprintf(name, sizeof name, "%.*s", (int)n, word);
+    return qc_writer_format_find(name);
+}
+
+/* The names of all formats, "qpk, gptq"; cut to ret_bytes. */
+static void format_names(char *ret, size_t ret_bytes)
+{
+    size_t n = 0;
+    const qc_writer_format *f;
+    for (int i = 0; (f = qc_writer_format_at(i)) && n < ret_bytes; i++)
+        n += (size_t)snprintf(ret + n, ret_bytes - n, "%s%s", i ? ", " : "", f->name);
+}
+
+/* Format of one output by extension where none was given, and its subtype. */
+static int resolve_format(qc_recipe_emit *e, int i, qc_err *err)
 {
     static const struct {
         const char *extension;
         qc_emit_format format;
     } known[] = {{".qpk", QC_EMIT_QPK}, {".gguf", QC_EMIT_GGUF}, {".onnx", QC_EMIT_ONNX}};
-    for (int i = 0; i < r->n_emit; i++) {
-        qc_recipe_emit *e = &r->emit[i];
-        size_t n = strlen(e->path);
-        for (size_t k = 0; k < sizeof known / sizeof known[0] && e->format == QC_EMIT_AUTO; k++)
-            if (n > strlen(known[k].extension) &&
-                strcmp(e->path + n - strlen(known[k].extension), known[k].extension) == 0)
-                e->format = (int)known[k].format;
-        if (e->format == QC_EMIT_AUTO)
-            return qc_fail(err, QC_E_USAGE,
-                           "emit[%d]: the extension of '%s' names no format; use .qpk or give the format", i,
-                           e->path);
-        if (e->format != QC_EMIT_QPK)
-            return qc_fail(err, QC_E_UNSUPPORTED,
-                           "emit[%d]: the format of '%s' is not supported yet (supported: qpk)", i, e->path);
-    }
+    char names[128];
+    size_t n = strlen(e->path);
+    format_names(names, sizeof names);
+    for (size_t k = 0; k < sizeof known / sizeof known[0] && e->format == QC_EMIT_AUTO; k++)
+        if (n > strlen(known[k].extension) &&
+            strcmp(e->path + n - strlen(known[k].extension), known[k].extension) == 0)
+            e->format = (int)known[k].format;
+    if (e->format == QC_EMIT_AUTO)
+        return qc_fail(err, QC_E_USAGE,
+                       "emit[%d]: the extension of '%s' names no format; use .qpk or give the format (%s)", i,
+                       e->path, names);
+    const qc_writer_format *format = qc_recipe_format(e);
+    if (!format)
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "emit[%d]: the format of '%s' is not supported yet (supported: %s)", i, e->path,
+                       names);
+    if (e->type && (!format->types || qc_word_find(format->types, e->type) < 0))
+        return qc_fail(err, QC_E_USAGE, "emit[%d].type: '%.40s' is no type of %s (%s)", i, e->type,
+                       format->name, format->types ? format->types : "it has none");
+    return QC_OK;
+}
+
+static int resolve_formats(qc_recipe *r, qc_err *err)
+{
+    for (int i = 0; i < r->n_emit; i++)
+        QC_TRY(resolve_format(&r->emit[i], i, err));
     return QC_OK;
 }
 

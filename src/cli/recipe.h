@@ -7,6 +7,7 @@
 #include "opt.h"
 #include "policy.h"
 #include "qc_err.h"
+#include "writer.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -30,7 +31,8 @@ typedef enum {
     QC_EMIT_AWQ,
     QC_EMIT_COMPRESSED_TENSORS,
     QC_EMIT_GGUF,
-    QC_EMIT_ONNX
+    QC_EMIT_ONNX,
+    QC_EMIT_HF
 } qc_emit_format;
 
 typedef struct qc_recipe_calibration {
@@ -169,6 +171,9 @@ int qc_recipe_load(const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNU
  * left as they are); args may be NULL. */
 int qc_recipe_parse(const char *text, size_t n_bytes, const char *name, const char *folder,
                     const qc_args *args, qc_recipe *ret, qc_err *err) QC_WARN_UNUSED;
+
+/* Format of an output of a recipe that was loaded; never NULL. */
+const qc_writer_format *qc_recipe_format(const qc_recipe_emit *emit);
 
 /* Release what it owns and set all of it to zero. */
 void qc_recipe_clear(qc_recipe *recipe);

@@ -221,11 +221,11 @@ static const qc_key run_keys[] = {
 
 static const qc_key emit_keys[] = {
 #define S qc_recipe_emit
-    {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx",
+    {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx|hf",
      .now = "auto|qpk", .deflt = "auto",
      .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
-    {"type", QC_KEY_STRING, FIELD(S, type), .now = "", .help = "subtype of the format (gguf: q4_k_m)"},
+    {"type", QC_KEY_STRING, FIELD(S, type), .help = "subtype of the format"},
     {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize),
      .sub = quantize_keys, .optional = true,
      .help =

@@ -39,8 +39,16 @@ struct qc_source {
      * "generation_config.json", ...): owned copy with a NUL behind it (qc_free). *ret = NULL and QC_OK if the
      * source has none. */
     int (*side_file)(const qc_source *src, const char *name, char **ret, size_t *ret_bytes, qc_err *err);
+    /* Compare all data with the checksums that the file holds; NULL if the format has none. */
+    int (*check)(const qc_source *src, qc_err *err);
     void (*close)(qc_source *src);
 };
+
+/* QC_E_INPUT names the first damaged part; nothing to compare is fine. */
+static inline int qc_source_check(const qc_source *src, qc_err *err)
+{
+    return src->check ? src->check(src, err) : QC_OK;
+}
 
 /* NULL is fine. */
 static inline void qc_source_close(qc_source *src)

@@ -125,3 +125,39 @@ int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst
         return qc_fail(err, QC_E_UNSUPPORTED, "%s elements can not be read as numbers", qc_dtype_name(dtype));
     }
 }
+
+/* The same the other way round. */
+#define ROUNDER(name, expr)                                                                                  \
+    static int name(const float *restrict src, int64_t n_elems, void *restrict dst)                          \
+    {                                                                                                        \
+        name##_elem *restrict d = dst;                                                                       \
+        for (int64_t i = 0; i < n_elems; i++) {                                                              \
+            float v = src[i];                                                                                \
+            d[i] = expr;                                                                                     \
+        }                                                                                                    \
+        return QC_OK;                                                                                        \
+    }
+
+typedef uint16_t to_f16_elem __attribute__((aligned(1), may_alias));
+typedef uint16_t to_bf16_elem __attribute__((aligned(1), may_alias));
+typedef double to_f64_elem __attribute__((aligned(1), may_alias));
+ROUNDER(to_f16, qc_f32_to_f16(v))
+ROUNDER(to_bf16, qc_f32_to_bf16(v))
+ROUNDER(to_f64, (double)v)
+
+int qc_dense_from_f32(qc_dtype dtype, const float *src, int64_t n_elems, void *dst, qc_err *err)
+{
+    switch (dtype) {
+    case QC_DT_F32:
+        memcpy(dst, src, (size_t)n_elems * sizeof *src);
+        return QC_OK;
+    case QC_DT_F16:
+        return to_f16(src, n_elems, dst);
+    case QC_DT_BF16:
+        return to_bf16(src, n_elems, dst);
+    case QC_DT_F64:
+        return to_f64(src, n_elems, dst);
+    default:
+        return qc_fail(err, QC_E_UNSUPPORTED, "numbers can not be stored as %s", qc_dtype_name(dtype));
+    }
+}

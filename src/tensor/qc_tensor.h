@@ -69,4 +69,9 @@ int64_t qc_first_nonfinite(const float *x, int64_t n_elems);
  * src need not be aligned. */
 int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err) QC_WARN_UNUSED;
 
+/* float32 to F32, F16, BF16 or F64, rounded to nearest. QC_E_UNSUPPORTED for others. dst need not be aligned.
+ */
+int qc_dense_from_f32(qc_dtype dtype, const float *src, int64_t n_elems, void *dst,
+                      qc_err *err) QC_WARN_UNUSED;
+
 #endif

@@ -33,7 +33,9 @@ static void assign(fixture *f)
 {
     qc_err err;
     qc_event_list events = {0};
-    must(qc_convert_plan_make(&f->model, &f->policy, &events, &f->plan, &err), &err);
+    must(qc_convert_plan_make(&f->model, &f->policy, qc_writer_format_find("qpk"), NULL, &events, &f->plan,
+                              &err),
+         &err);
     must(qc_assignment_make(&f->model, &f->policy, &f->plan, &f->a, &err), &err);
     qc_event_list_clear(&events);
 }
@@ -314,7 +316,8 @@ static uint64_t bytes_of_overrides(const fixture *f)
     qc_policy policy = f->policy;
     must(qc_assignment_overrides(&f->a, &f->model, &f->policy, &policy.overrides, &policy.n_overrides, &err),
          &err);
-    must(qc_convert_plan_make(&f->model, &policy, &events, &plan, &err), &err);
+    must(qc_convert_plan_make(&f->model, &policy, qc_writer_format_find("qpk"), NULL, &events, &plan, &err),
+         &err);
     uint64_t bytes = plan.bytes_out;
     for (int u = 0; u < f->a.n_units; u++) {
         const qc_unit *unit = &f->a.units[u];

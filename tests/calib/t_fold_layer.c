@@ -64,7 +64,9 @@ static void setup(fixture *f, mem_source *src, const qc_policy *policy, int laye
     *f = (fixture){.src = src};
     check(qc_backend_cpu_new(NULL, QC_COMPUTE_F32, &f->be, &err), &err);
     check(qc_model_open(&src->base, &f->model, &err), &err);
-    check(qc_convert_plan_make(&f->model, policy, &events, &f->plan, &err), &err);
+    check(
+        qc_convert_plan_make(&f->model, policy, qc_writer_format_find("qpk"), NULL, &events, &f->plan, &err),
+        &err);
     check(qc_workspace_new(&f->model, f->be, LENGTH, &f->ws, &err), &err);
     check(qc_layer_load(&f->model, f->be, layer, &f->layer, &err), &err);
     f->hidden = f->model.config.hidden;

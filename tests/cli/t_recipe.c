@@ -299,12 +299,14 @@ START_TEST(not_built_yet)
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
         {"emit: [{path: a.qpk, quantize: {activations: {bits: 8, dynamic: none}}}]\n",
          "r.yaml:1:65: emit[0].quantize.activations.dynamic: 'none' is not supported yet"},
-        {"emit: [{path: a.qpk, type: q4_k_m}]\n", "r.yaml:1:28: emit[0].type: not supported yet"},
         {"report: {junit: a.xml}\n", "r.yaml:1:17: report.junit: not supported yet"},
         {"report: {html: a}\n", "r.yaml:1:16: report.html: not supported yet"},
         {"report: {markdown: a}\n", "r.yaml:1:20: report.markdown: not supported yet"},
     };
     check_bad(cases, N(cases), QC_E_UNSUPPORTED);
+    static const bad_case no_type = {"emit: [{path: a.qpk, type: q4_k_m}]\n",
+                                     "emit[0].type: 'q4_k_m' is no type of qpk (it has none)"};
+    check_bad(&no_type, 1, QC_E_USAGE);
     /* what is broken elsewhere is found first: the whole recipe is checked */
     ck_assert_int_eq(parse("run: {device: cuda, threads: x}\n"), QC_E_INPUT);
 }
