@@ -154,7 +154,8 @@ static int make_units(qc_assignment *a, const qc_model *model, const qc_policy *
     for (int layer = 0; layer < model->config.n_layers; layer++)
         for (int stage = 0; stage < QC_N_STAGES; stage++) {
             qc_unit unit = {.layer = layer, .stage = (qc_stage)stage};
-            for (const qc_slot *s = qc_stage_slots((qc_stage)stage); *s != QC_N_SLOTS; s++)
+            for (const qc_slot *s = qc_stage_slots(model->config.family, (qc_stage)stage); *s != QC_N_SLOTS;
+                 s++)
                 join_unit(&unit, model, policy, plan, qc_model_tensor(model, layer, *s));
             QC_TRY(end_unit(a, &unit, model, policy, err));
         }

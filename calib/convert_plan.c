@@ -160,7 +160,7 @@ qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tenso
 static int plan_acts_of_stage(const qc_model *model, const qc_policy *policy, int layer, qc_stage stage,
                               qc_convert_plan *plan, qc_event_list *events, qc_err *err)
 {
-    const qc_slot *slots = qc_stage_slots(stage);
+    const qc_slot *slots = qc_stage_slots(model->config.family, stage);
     int64_t width = qc_stage_width(&model->config, stage);
     for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++) {
         int64_t tensor = qc_model_tensor(model, layer, *s);

@@ -11,7 +11,8 @@
 /* Tokens whose activations are kept to see what rounding them does. */
 enum { SAMPLE_TOKENS = 512 };
 
-/* Who produces the inputs of a stage: a norm (vector), or the rows of a matrix and its bias. */
+/* Who produces the inputs of a stage: a norm (vector), or the rows of a matrix and its bias. The matrix may
+ * be stored as part of a fused one. */
 typedef struct producer {
     qc_slot matrix; /* QC_N_SLOTS: none */
     qc_slot vector; /* gain or bias */
@@ -40,6 +41,11 @@ typedef struct site_job {
     int64_t width, n_scales; /* inputs, channels of the producer */
 } site_job;
 
+static const qc_slot *slots_of(const site_job *s)
+{
+    return qc_stage_slots(s->job->model->config.family, s->stage);
+}
+
 static const qc_convert_item *item_of(const qc_fold_layer_job *job, qc_slot slot)
 {
     return qc_convert_plan_item(job->plan, qc_model_tensor(job->model, job->index, slot));
@@ -54,14 +60,19 @@ static qc_dtype dtype_of(const qc_fold_layer_job *job, qc_slot slot)
 static const char *obstacle(const qc_fold_layer_job *job, qc_stage stage)
 {
     producer p = producers[stage];
+    const qc_model_config *c = &job->model->config;
+    int64_t row0;
     if (!job->sites[stage])
         return "not asked for";
-    for (const qc_slot *s = qc_stage_slots(stage); *s != QC_N_SLOTS; s++)
+    if (p.matrix == QC_N_SLOTS && !qc_slot_present(c, p.vector))
+        return "no norm stands before the matrices that read them";
+    for (const qc_slot *s = qc_stage_slots(job->model->config.family, stage); *s != QC_N_SLOTS; s++)
         if (item_of(job, *s)->action != QC_ACTION_QUANTIZED)
             return "a matrix that reads the inputs stays 16 bit";
-    if (p.matrix != QC_N_SLOTS && item_of(job, p.matrix)->action != QC_ACTION_QUANTIZED)
+    if (p.matrix != QC_N_SLOTS &&
+        item_of(job, qc_slot_stored(c, p.matrix, &row0))->action != QC_ACTION_QUANTIZED)
         return "the matrix that produces the inputs stays 16 bit";
-    if (!qc_slot_present(&job->model->config, p.vector))
+    if (!qc_slot_present(c, p.vector))
         return NULL;
     qc_dtype dtype = dtype_of(job, p.vector);
     if (dtype != QC_DT_F32 && dtype != QC_DT_F16 && dtype != QC_DT_BF16)
@@ -127,7 +138,7 @@ static int fetch_source(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_
 static int choose(site_job *s, qc_fold_result *ret, qc_err *err)
 {
     const qc_fold_layer_job *job = s->job;
-    const qc_convert_item *first = item_of(job, qc_stage_slots(s->stage)[0]);
+    const qc_convert_item *first = item_of(job, slots_of(s)[0]);
     source_matrix sources[QC_FOLD_MATRICES];
     qc_fold_site site = {.n_cols = s->width,
                          .n_scales = s->n_scales,
@@ -141,9 +152,11 @@ static int choose(site_job *s, qc_fold_result *ret, qc_err *err)
                          .act_bits = first->act_bits,
                          .act_group = first->act_group,
                          .gain = s->gain};
+    if (producers[s->stage].matrix == QC_N_SLOTS)
+        site.gain_offset = job->model->config.norm_offset;
     if (s->gain)
         site.gain_dtype = dtype_of(job, producers[s->stage].vector);
-    for (const qc_slot *slot = qc_stage_slots(s->stage); *slot != QC_N_SLOTS; slot++) {
+    for (const qc_slot *slot = slots_of(s); *slot != QC_N_SLOTS; slot++) {
         const qc_convert_item *item = item_of(job, *slot);
         source_matrix *source = &sources[site.n_matrices];
         *source = (source_matrix){job->model->src, item->tensor};
@@ -168,22 +181,35 @@ static float *new_factors(qc_layer_fold *fold, int64_t n, qc_err *err)
     return p;
 }
 
+/* Rows of the producer's matrix are divided by the scales; those of its neighbours in a fused matrix are not.
+ */
+static int keep_out(site_job *s, qc_slot part, qc_err *err)
+{
+    const qc_model_config *c = &s->job->model->config;
+    int64_t row0;
+    qc_slot slot = qc_slot_stored(c, part, &row0);
+    int64_t n_rows = qc_dim_elems(c, qc_slot_of(slot)->rows);
+    float *out = new_factors(s->fold, n_rows, err);
+    if (!out)
+        return QC_E_RESOURCE;
+    for (int64_t r = 0; r < n_rows; r++)
+        out[r] = r >= row0 && r < row0 + s->n_scales ? 1 / s->scales[r - row0] : 1;
+    s->fold->out[slot] = out;
+    return QC_OK;
+}
+
 static int keep_factors(site_job *s, qc_err *err)
 {
     producer p = producers[s->stage];
-    float *in = new_factors(s->fold, s->width, err), *out = NULL;
-    if (p.matrix != QC_N_SLOTS)
-        out = new_factors(s->fold, s->n_scales, err);
-    if (!in || (p.matrix != QC_N_SLOTS && !out))
+    float *in = new_factors(s->fold, s->width, err);
+    if (!in)
         return QC_E_RESOURCE;
     for (int64_t j = 0; j < s->width; j++)
         in[j] = s->scales[s->scale_of ? s->scale_of[j] : j];
-    for (const qc_slot *slot = qc_stage_slots(s->stage); *slot != QC_N_SLOTS; slot++)
+    for (const qc_slot *slot = slots_of(s); *slot != QC_N_SLOTS; slot++)
         s->fold->in[*slot] = in;
-    for (int64_t c = 0; out && c < s->n_scales; c++)
-        out[c] = 1 / s->scales[c];
-    if (out)
-        s->fold->out[p.matrix] = out;
+    if (p.matrix != QC_N_SLOTS)
+        QC_TRY(keep_out(s, p.matrix, err));
     s->fold->vectors[p.vector] = s->new_gain;
     s->new_gain = NULL;
     return QC_OK;

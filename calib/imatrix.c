@@ -1,5 +1,6 @@
 #include "imatrix.h"
 
+#include "family.h"
 #include "qc_alloc.h"
 #include "qc_buf.h"
 #include "qc_file.h"
@@ -41,6 +42,12 @@ void qc_imatrix_name(int layer, qc_slot slot, char ret[64])
     case QC_SLOT_DOWN:
         name = "ffn_down";
         break;
+    case QC_SLOT_QKV:
+        name = "attn_qkv";
+        break;
+    case QC_SLOT_GATE_UP: /* llama.cpp calls it by its second half */
+        name = "ffn_up";
+        break;
     default:
         break;
     }
@@ -74,6 +81,10 @@ static void entries_clear(entries *e)
 static int gather(const qc_stats_file *file, qc_backend *be, entries *e, qc_err *err)
 {
     int64_t n_layers = file->info.n_layers;
+    const qc_family *family = qc_family_find(file->info.family);
+    if (!family)
+        return qc_fail(err, QC_E_UNSUPPORTED, "statistics of model_type \"%s\", which is not supported",
+                       file->info.family);
     e->cap = n_layers * QC_N_SLOTS;
     e->list = qc_calloc((size_t)e->cap, sizeof *e->list);
     e->sums = qc_calloc((size_t)(n_layers * QC_N_STAGES), sizeof *e->sums);
@@ -87,7 +98,7 @@ static int gather(const qc_stats_file *file, qc_backend *be, entries *e, qc_err 
         if (!sums)
             return qc_fail_nomem(err, "importance matrix", (unsigned long long)n * sizeof *sums);
         QC_TRY(qc_stats_summary(file, be, layer, stage, sums, NULL, NULL, &tokens, err));
-        for (const qc_slot *slot = qc_stage_slots(stage); *slot != QC_N_SLOTS; slot++) {
+        for (const qc_slot *slot = qc_stage_slots(family, stage); *slot != QC_N_SLOTS; slot++) {
             entry *x = &e->list[e->n++];
             *x = (entry){.sums = sums, .n = n, .count = (float)tokens};
             qc_imatrix_name(layer, *slot, x->name);
@@ -406,7 +417,8 @@ static int read_all(reader *r, const qc_model *model, qc_imatrix *im, qc_err *er
     QC_TRY(read_tensors(r, err));
     for (int layer = 0; layer < (int)im->n_layers; layer++)
         for (int s = 0; s < QC_N_STAGES; s++)
-            for (const qc_slot *slot = qc_stage_slots((qc_stage)s); *slot != QC_N_SLOTS; slot++) {
+            for (const qc_slot *slot = qc_stage_slots(model->config.family, (qc_stage)s); *slot != QC_N_SLOTS;
+                 slot++) {
                 int at = layer * QC_N_SLOTS + (int)*slot;
                 float **w = &im->weights[at];
                 QC_TRY(read_matrix(r, layer, *slot, qc_stage_width(&model->config, (qc_stage)s), w,

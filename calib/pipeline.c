@@ -75,6 +75,11 @@ static int64_t widest(const qc_model_config *c)
     return qc_max_i64(kept_width(c), c->hidden);
 }
 
+static const qc_slot *slots_of(const pipeline *p, qc_stage stage)
+{
+    return qc_stage_slots(p->model->config.family, stage);
+}
+
 /* ---- streams ---- */
 
 /* Window i of a stream in backend memory: in place where that is possible, else copied to `buffer`. */
@@ -149,8 +154,8 @@ typedef struct stage_stats {
     const float *h; /* of the hessian, after finish */
     /* with correction, else NULL: what the quantized model lacks, against the stage's input x */
     float *drift; /* sum of (x16 - x) x^T, [n, n], x16 the input in the 16-bit model */
-    float *lack;  /* where the output is added to the stream: sum of (y16 - y) x^T, [hidden, n], y16 and y the
-                   * streams after that, y with the 16-bit matrix */
+    float *lack;  /* where the product is added to the stream: sum of (y16 - y) x^T / the residual scale,
+                   * [hidden, n], y16 and y the streams after that, y with the 16-bit matrix */
 } stage_stats;
 
 static void stage_stats_clear(stage_stats *s, qc_backend *be)
@@ -162,7 +167,8 @@ static void stage_stats_clear(stage_stats *s, qc_backend *be)
         be->free(be, s->lack);
 }
 
-/* One window of a stage that ends at its inputs: those of the 16-bit stream against u. */
+/* One window of a stage whose product is not added to the stream as it is: the inputs of the 16-bit stream
+ * against u; that stream moves on if the stage ends in it. */
 static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
                      stage_stats *stats, qc_err *err)
 {
@@ -172,11 +178,15 @@ static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *
     float *x16;
     QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
     QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x16, p->buffer_diff, n, err));
+    if (keeps_output(stage)) {
+        QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x16, n, err));
+        QC_TRY(give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
+    }
     QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
     return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, width, 1, err);
 }
 
-/* One window of a stage whose output is added to the stream x: the 16-bit stream moves on, and what x would
+/* One window of a stage whose product is added to the stream x: the 16-bit stream moves on, and what x would
  * lack of it after this stage with its 16-bit matrix is taken against u. */
 static int add_lack(layer_job *j, qc_stage stage, int64_t window, const float *x, const float *u,
                     int64_t width, stage_stats *stats, qc_err *err)
@@ -193,6 +203,9 @@ static int add_lack(layer_job *j, qc_stage stage, int64_t window, const float *x
     QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, u, p->buffer_diff, n, err));
     QC_TRY(be->scale(be, p->buffer_diff, p->buffer_diff, -1, n * hidden, err));
     QC_TRY(be->add(be, p->buffer_diff, x16, 1, n * hidden, err));
+    if (p->model->config.residual_scale != 1)
+        QC_TRY(be->scale(be, p->buffer_diff, p->buffer_diff, 1 / p->model->config.residual_scale, n * hidden,
+                         err));
     return be->gram(be, stats->lack, p->buffer_diff, hidden, u, width, n, hidden, width, 1, err);
 }
 
@@ -202,8 +215,9 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, width = qc_stage_width(&p->model->config, stage);
     QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
-    float **correction = keeps_output(stage) ? &stats->lack : &stats->drift;
-    int64_t rows = keeps_output(stage) ? p->model->config.hidden : width;
+    bool product = keeps_output(stage) && qc_stage_adds_product(&p->model->config, stage);
+    float **correction = product ? &stats->lack : &stats->drift;
+    int64_t rows = product ? p->model->config.hidden : width;
     if (j->ref && !(*correction = qc_backend_zeros(be, rows * width, err)))
         return QC_E_RESOURCE;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
@@ -467,7 +481,7 @@ static int run_stage(layer_job *j, qc_stage stage, qc_err *err)
 {
     pipeline *p = j->p;
     stage_stats stats = {.drift = NULL};
-    const qc_slot *slots = qc_stage_slots(stage);
+    const qc_slot *slots = slots_of(j->p, stage);
     p->kept.hidden = qc_stage_width(&p->model->config, stage);
     int rc = collect(j, stage, &stats, err);
     if (rc == QC_OK && any_quantized(j, slots))
@@ -506,7 +520,7 @@ static int run_given(layer_job *j, qc_stage stage, const qc_slot *slots, qc_err 
 /* An importance matrix has statistics of each matrix, a statistics file of each stage. */
 static int run_given_stage(layer_job *j, qc_stage stage, qc_err *err)
 {
-    const qc_slot *slots = qc_stage_slots(stage);
+    const qc_slot *slots = slots_of(j->p, stage);
     if (qc_given_stats_info(j->p->options->given))
         return run_given(j, stage, slots, err);
     for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++)
@@ -544,7 +558,7 @@ static void set_acts(layer_job *j)
 {
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         const qc_convert_item *item =
-            planned(j->p, qc_model_tensor(j->p->model, j->index, qc_stage_slots((qc_stage)stage)[0]));
+            planned(j->p, qc_model_tensor(j->p->model, j->index, slots_of(j->p, (qc_stage)stage)[0]));
         qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
     }
 }
@@ -721,7 +735,7 @@ static int replay_layer(layer_job *j, qc_err *err)
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
         QC_TRY(set_vector_from_journal(j, (qc_slot)slot, err));
     for (int stage = 0; stage < QC_N_STAGES; stage++)
-        for (const qc_slot *s = qc_stage_slots((qc_stage)stage); *s != QC_N_SLOTS; s++)
+        for (const qc_slot *s = slots_of(p, (qc_stage)stage); *s != QC_N_SLOTS; s++)
             QC_TRY(set_from_journal(j, *s, err));
     QC_TRY(forward_all(j, j->layer, &p->x, p->buffer_x, err));
     if (j->ref)

@@ -266,7 +266,7 @@ static int put_rounded(probe *p, qc_layer *layer, const qc_unit *unit, int i, qc
 
 static qc_slot slot_of(const probe *p, const qc_unit *unit, int i)
 {
-    const qc_slot *s = qc_stage_slots(unit->stage);
+    const qc_slot *s = qc_stage_slots(p->model->config.family, unit->stage);
     while (qc_model_tensor(p->model, unit->layer, *s) != unit->tensors[i])
         s++;
     return *s;

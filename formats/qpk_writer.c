@@ -45,6 +45,8 @@ static int add_meta(qc_writer *w, const qc_meta *meta, qc_err *err)
         return qc_qpk_add_meta_f64(file, meta->key, meta->f64, err);
     case QC_META_STRING:
         return qc_qpk_add_meta_string(file, meta->key, meta->string, err);
+    case QC_META_F64_ARRAY:
+        return qc_qpk_add_meta_f64_array(file, meta->key, meta->f64_array, meta->n_elems, err);
     default:
         return qc_qpk_add_meta_u64_array(file, meta->key, meta->array, meta->n_elems, err);
     }

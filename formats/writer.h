@@ -44,7 +44,7 @@ typedef struct qc_writer_options {
 } qc_writer_options;
 
 /* Normalised configuration of the model, keys as in docs/formats/qpk.md ("model.hidden", "rope.theta"). */
-typedef enum { QC_META_U64, QC_META_F64, QC_META_STRING, QC_META_U64_ARRAY } qc_meta_type;
+typedef enum { QC_META_U64, QC_META_F64, QC_META_STRING, QC_META_U64_ARRAY, QC_META_F64_ARRAY } qc_meta_type;
 
 typedef struct qc_meta {
     const char *key;
@@ -52,7 +52,8 @@ typedef struct qc_meta {
     uint64_t u64;
     double f64;
     const char *string;
-    const uint64_t *array; /* [n_elems] */
+    const uint64_t *array;   /* [n_elems] */
+    const double *f64_array; /* [n_elems] */
     uint32_t n_elems;
 } qc_meta;
 

@@ -70,7 +70,7 @@ int qc_config_string(qc_config_reader *r, const cJSON *object, const char *key, 
     return QC_OK;
 }
 
-static bool has_key(const qc_config_reader *r, const char *key)
+bool qc_config_has(const qc_config_reader *r, const char *key)
 {
     return cJSON_GetObjectItemCaseSensitive(r->json, key) != NULL;
 }
@@ -138,19 +138,19 @@ static int read_heads(qc_config_reader *r)
     qc_model_config *c = r->out;
     QC_TRY(read_count(r, "num_attention_heads", d->n_heads, MAX_HEADS, &c->n_heads));
     bool class_kv =
-        d->n_kv_heads > 0 && c->n_heads % d->n_kv_heads == 0 && !has_key(r, "num_key_value_heads");
+        d->n_kv_heads > 0 && c->n_heads % d->n_kv_heads == 0 && !qc_config_has(r, "num_key_value_heads");
     QC_TRY(qc_config_int(r, r->json, "num_key_value_heads", class_kv ? d->n_kv_heads : c->n_heads, 1,
                          MAX_HEADS, &c->n_kv_heads));
     if (!qc_json_get(r->json, "num_key_value_heads"))
         QC_TRY(
             qc_config_note(r, QC_LOG_WARN, "%s: num_key_value_heads is %s, %s %lld", r->file,
-                           has_key(r, "num_key_value_heads") ? "null" : "absent",
+                           qc_config_has(r, "num_key_value_heads") ? "null" : "absent",
                            class_kv ? "class default" : "as many as query heads:", (long long)c->n_kv_heads));
     if (c->n_heads % c->n_kv_heads != 0)
         return qc_fail(r->err, QC_E_INPUT,
                        "%s: num_key_value_heads is %lld, expected a divisor of num_attention_heads %lld",
                        r->file, (long long)c->n_kv_heads, (long long)c->n_heads);
-    bool class_dim = d->head_dim > 0 && !has_key(r, "head_dim");
+    bool class_dim = d->head_dim > 0 && !qc_config_has(r, "head_dim");
     if (class_dim)
         QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: head_dim is absent, class default %lld", r->file,
                               (long long)d->head_dim));
@@ -164,7 +164,6 @@ static int read_heads(qc_config_reader *r)
     if (c->head_dim % 2 != 0)
         return qc_fail(r->err, QC_E_INPUT, "%s: head_dim is %lld, expected an even number", r->file,
                        (long long)c->head_dim);
-    c->attention_scale = (float)(1 / sqrt((double)c->head_dim));
     return QC_OK;
 }
 
@@ -177,16 +176,56 @@ static int read_activation(qc_config_reader *r)
                 {"swish", QC_ACT_SILU},
                 {"gelu_pytorch_tanh", QC_ACT_GELU_TANH},
                 {"gelu_new", QC_ACT_GELU_TANH}};
-    const char *name = NULL;
-    QC_TRY(qc_config_string(r, r->json, "hidden_act", &name));
+    const qc_family *f = r->family;
+    const char *key = f->act_key ? f->act_key : "hidden_act", *name = NULL;
+    QC_TRY(qc_config_string(r, r->json, key, &name));
+    name = name ? name : f->defaults.act ? f->defaults.act : "silu";
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++)
-        if (strcmp(name ? name : "silu", acts[i].name) == 0) {
+        if (strcmp(name, acts[i].name) == 0) {
             r->out->act = acts[i].act;
             return QC_OK;
         }
     return qc_fail(r->err, QC_E_UNSUPPORTED,
-                   "%s: hidden_act \"%s\" is not supported; expected silu or gelu_pytorch_tanh", r->file,
-                   name);
+                   "%s: %s \"%s\" is not supported; expected silu or gelu_pytorch_tanh", r->file, key, name);
+}
+
+/* A number that scales something: `neutral` if the family has no such field, above 0 if it is given. */
+static int read_scale(qc_config_reader *r, const char *key, double neutral, double class_default, double *ret)
+{
+    *ret = neutral;
+    if (!qc_family_reads(r->family, key))
+        return QC_OK;
+    bool given = false;
+    double absent = qc_config_has(r, key) ? neutral : class_default; /* null switches off */
+    QC_TRY(qc_config_number(r, r->json, key, absent, ret, &given));
+    if (given && *ret <= 0)
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is %g, expected a number above 0", r->file, key, *ret);
+    if (!qc_config_has(r, key) && class_default != neutral)
+        return qc_config_note(r, QC_LOG_WARN, "%s: %s is absent, class default %g", r->file, key, *ret);
+    return QC_OK;
+}
+
+static int read_scales(qc_config_reader *r)
+{
+    const qc_class_defaults *d = &r->family->defaults;
+    qc_model_config *c = r->out;
+    double scalar = 0, attention = 0, attention_cap = 0, final_cap = 0, embedding = 1, residual = 1,
+           logits = 1;
+    QC_TRY(read_scale(r, "query_pre_attn_scalar", (double)c->head_dim, d->query_scalar, &scalar));
+    QC_TRY(read_scale(r, "attention_multiplier", 1 / sqrt(scalar), 1, &attention));
+    QC_TRY(read_scale(r, "attn_logit_softcapping", 0, d->attention_softcap, &attention_cap));
+    QC_TRY(read_scale(r, "final_logit_softcapping", 0, d->final_softcap, &final_cap));
+    QC_TRY(read_scale(r, "embedding_multiplier", 1, 1, &embedding));
+    QC_TRY(read_scale(r, "residual_multiplier", 1, 1, &residual));
+    QC_TRY(read_scale(r, "logits_scaling", 1, 1, &logits));
+    c->norm_offset = r->family->norm_offset;
+    c->attention_scale = (float)attention;
+    c->attention_softcap = (float)attention_cap;
+    c->final_softcap = (float)final_cap;
+    c->embedding_scale = (float)(r->family->scaled_embedding ? sqrt((double)c->hidden) : embedding);
+    c->residual_scale = (float)residual;
+    c->logit_scale = (float)(1 / logits);
+    return QC_OK;
 }
 
 static int read_flags(qc_config_reader *r)
@@ -201,7 +240,6 @@ static int read_flags(qc_config_reader *r)
     c->o_bias = f->o_bias == QC_BIAS_ALWAYS || (f->o_bias == QC_BIAS_BY_KEY && attention_bias);
     c->mlp_bias = f->mlp_bias == QC_BIAS_ALWAYS || (f->mlp_bias == QC_BIAS_BY_KEY && mlp_bias);
     c->qk_norm = f->qk_norm;
-    c->embedding_scale = 1;
     QC_TRY(qc_config_number(r, r->json, "rms_norm_eps", f->defaults.rms_eps, &eps, NULL));
     if (eps < 0 || eps > 1)
         return qc_fail(r->err, QC_E_INPUT, "%s: \"rms_norm_eps\" is %g, expected 0 to 1", r->file, eps);
@@ -211,80 +249,8 @@ static int read_flags(qc_config_reader *r)
     if (!qc_json_get(tie_of, "tie_word_embeddings"))
         QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: tie_word_embeddings is absent, class default %s", r->file,
                               c->tied ? "true" : "false"));
+    QC_TRY(read_scales(r));
     return read_activation(r);
-}
-
-/* layer_types, if given, into layer_slides; *ret_given says whether it was. */
-static int read_layer_types(qc_config_reader *r, bool *ret_given)
-{
-    const cJSON *list = qc_json_get(r->json, "layer_types");
-    int64_t i = 0;
-    *ret_given = list != NULL;
-    if (!list)
-        return QC_OK;
-    if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != r->out->n_layers)
-        return qc_fail(r->err, QC_E_INPUT, "%s: \"layer_types\" is not a list of %lld names", r->file,
-                       (long long)r->out->n_layers);
-    for (const cJSON *item = list->child; item; item = item->next, i++) {
-        const char *name = cJSON_IsString(item) ? item->valuestring : "";
-        r->out->layer_slides[i] = strcmp(name, "sliding_attention") == 0;
-        if (!r->out->layer_slides[i] && strcmp(name, "full_attention") != 0)
-            return qc_fail(r->err, QC_E_UNSUPPORTED,
-                           "%s: layer type \"%s\" of layer %lld is not supported; expected full_attention or "
-                           "sliding_attention",
-                           r->file, name, (long long)i);
-    }
-    return QC_OK;
-}
-
-/* Does layer i slide by the family's own rule? */
-static bool slides_by_rule(const qc_config_reader *r, int64_t max_window_layers, int64_t i)
-{
-    return r->out->sliding_window > 0 &&
-           (r->family->window == QC_WINDOW_EVERY_LAYER || i >= max_window_layers);
-}
-
-/* The class of a family without a choice of layers reads neither use_sliding_window nor layer_types: they are
- * accepted where they say what happens anyway. */
-static int read_window(qc_config_reader *r)
-{
-    const qc_class_defaults *d = &r->family->defaults;
-    qc_model_config *c = r->out;
-    int64_t window = 0, max_window_layers = 0;
-    bool use = false, listed = false, chosen = r->family->window == QC_WINDOW_UPPER_LAYERS;
-    QC_TRY(qc_config_int(r, r->json, "sliding_window", has_key(r, "sliding_window") ? 0 : d->sliding_window,
-                         1, INT32_MAX, &window));
-    QC_TRY(qc_config_int(r, r->json, "max_window_layers", d->max_window_layers, 0, INT32_MAX,
-                         &max_window_layers));
-    QC_TRY(qc_config_bool(r, r->json, "use_sliding_window", !chosen && window > 0, &use));
-    if (r->family->window == QC_WINDOW_NEVER && (window > 0 || use))
-        return qc_fail(r->err, QC_E_UNSUPPORTED,
-                       "%s: a sliding window is not supported for %s; expected sliding_window null", r->file,
-                       r->family->model_type);
-    if (!chosen && (use != (window > 0) || (window > 0 && qc_json_get(r->json, "max_window_layers"))))
-        return qc_fail(r->err, QC_E_UNSUPPORTED,
-                       "%s: use_sliding_window and max_window_layers are not supported for %s: every layer "
-                       "slides if sliding_window is set",
-                       r->file, r->family->model_type);
-    if (r->family->window == QC_WINDOW_EVERY_LAYER && !has_key(r, "sliding_window"))
-        QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: sliding_window is absent, class default %lld", r->file,
-                              (long long)window));
-    c->sliding_window = use ? window : 0;
-    c->layer_slides = qc_calloc((size_t)c->n_layers, sizeof *c->layer_slides);
-    if (!c->layer_slides)
-        return qc_fail_nomem(r->err, "layer types", (unsigned long long)c->n_layers);
-    QC_TRY(read_layer_types(r, &listed));
-    for (int64_t i = 0; i < c->n_layers; i++) {
-        bool rule = slides_by_rule(r, max_window_layers, i);
-        if (!listed)
-            c->layer_slides[i] = rule;
-        else if (c->layer_slides[i] ? c->sliding_window == 0 : rule && !chosen)
-            return qc_fail(r->err, QC_E_INPUT,
-                           "%s: layer_types says that layer %lld %s, but the sliding window is %s", r->file,
-                           (long long)i, c->layer_slides[i] ? "slides" : "does not slide",
-                           c->sliding_window ? "set" : "off");
-    }
-    return QC_OK;
 }
 
 /* Rows of the table are never cut: they decide, whatever vocab_size says. */
@@ -326,7 +292,7 @@ static int read_config(qc_config_reader *r)
     QC_TRY(read_count(r, "max_position_embeddings", d->max_positions, INT32_MAX, &c->max_positions));
     QC_TRY(read_heads(r));
     QC_TRY(read_flags(r));
-    QC_TRY(read_window(r));
+    QC_TRY(qc_config_read_layers(r));
     QC_TRY(qc_config_read_rope(r));
     QC_TRY(read_vocab(r));
     return qc_config_read_ids(r);
@@ -364,6 +330,7 @@ int qc_model_config_load(const qc_source *src, qc_model_config *ret, qc_err *err
 void qc_model_config_clear(qc_model_config *config)
 {
     qc_free(config->layer_slides);
+    qc_free(config->layer_rotates);
     qc_free(config->notes);
     *config = (qc_model_config){0};
 }

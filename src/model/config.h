@@ -22,16 +22,28 @@ typedef enum {
     QC_ROPE_LONGROPE
 } qc_rope_kind;
 
+#define QC_ROPE_FACTORS 128 /* pairs of a head that longrope can have */
+
 typedef struct qc_rope_config {
     qc_rope_kind kind;
     double theta;
     double partial_rotary_factor; /* 1 = the whole head rotates */
     double factor;                /* of the scaling kinds */
     int64_t original_max_positions;
-    double low_freq_factor, high_freq_factor;      /* llama3 */
-    double beta_fast, beta_slow, attention_factor; /* yarn; attention_factor multiplies cos and sin */
-    bool truncate;                                 /* yarn: round the correction range to whole dimensions */
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double beta_fast, beta_slow;              /* yarn */
+    double attention_factor;                  /* yarn, longrope: multiplies cos and sin */
+    bool truncate;                            /* yarn: round the correction range to whole dimensions */
+    /* longrope: each pair's wavelength grows by its factor; the long ones count in sequences beyond the
+     * original length */
+    double short_factors[QC_ROPE_FACTORS], long_factors[QC_ROPE_FACTORS];
 } qc_rope_config;
+
+typedef enum {
+    QC_QK_NORM_NONE = 0,
+    QC_QK_NORM_HEAD, /* RMSNorm of each query and key head before rope, one gain for all heads */
+    QC_QK_NORM_WHOLE /* of all heads of a token together */
+} qc_qk_norm;
 
 typedef struct qc_model_config {
     const qc_family *family;
@@ -46,15 +58,22 @@ typedef struct qc_model_config {
     float rms_eps;
     qc_activation act;
     bool qkv_bias, o_bias, mlp_bias;
-    bool qk_norm;                           /* RMSNorm of each q and k head before rope */
+    qc_qk_norm qk_norm;
+    float norm_offset;                      /* RMSNorm multiplies by gain + this: 1 for Gemma */
     bool tied;                              /* head = embedding table */
     int64_t sliding_window;                 /* 0 = none */
     bool *layer_slides;                     /* [n_layers] whether the window applies; owned */
+    bool *layer_rotates;                    /* [n_layers] whether queries and keys are rotated; owned */
     float attention_scale;                  /* usually head_dim^-1/2 */
     float embedding_scale;                  /* 1 for most */
+    float residual_scale;                   /* of what attention and MLP add to the stream; 1 for most */
+    float logit_scale;                      /* of the head's result; 1 for most */
     float attention_softcap, final_softcap; /* 0 = none */
+    int64_t rotary_dim;                     /* first elements of a head that rotate; head_dim for most */
     qc_rope_config rope;
-    int32_t bos, eos[8]; /* -1 = not set */
+    bool has_local_rope;
+    qc_rope_config local_rope; /* of the layers that slide, if they have their own */
+    int32_t bos, eos[8];       /* -1 = not set */
     int n_eos;
     char *notes; /* newline-separated remarks (defaults applied, disagreements), already logged; owned, may be
                     NULL */

@@ -25,6 +25,9 @@ typedef struct qc_config_reader {
 int qc_config_note(qc_config_reader *r, qc_log_level level, const char *fmt, ...) QC_WARN_UNUSED
     QC_PRINTF(3, 4);
 
+/* Does the text model's object have a member of this name, null included? */
+bool qc_config_has(const qc_config_reader *r, const char *key);
+
 /* Integer of `object` in lo .. hi, `absent` (not checked) if it is absent or null. */
 int qc_config_int(qc_config_reader *r, const cJSON *object, const char *key, int64_t absent, int64_t lo,
                   int64_t hi, int64_t *ret) QC_WARN_UNUSED;
@@ -42,6 +45,9 @@ int qc_config_string(qc_config_reader *r, const cJSON *object, const char *key,
 
 /* Refuse every field that matters and is not understood. */
 int qc_config_check_keys(qc_config_reader *r) QC_WARN_UNUSED;
+
+/* Sliding windows and rotation by layer; n_layers is already known. */
+int qc_config_read_layers(qc_config_reader *r) QC_WARN_UNUSED;
 
 /* rope_theta, rope_scaling and rope_parameters; head_dim, max_positions and n_layers are already known. */
 int qc_config_read_rope(qc_config_reader *r) QC_WARN_UNUSED;

@@ -133,6 +133,7 @@ static const struct {
     {"logit_scale", "1", "scaled logits"},
     {"logits_scaling", "1", "scaled logits"},
     {"no_rope_layers", NULL, "layers without position embedding"},
+    {"no_rope_layer_interval", NULL, "layers without position embedding"},
     {"num_experts", "0", "experts"},
     {"num_local_experts", "0", "experts"},
     {"num_nextn_predict_layers", "0", "prediction layers behind the decoder"},
@@ -144,6 +145,7 @@ static const struct {
     {"residual_multiplier", "1", "scaled residuals"},
     {"rope_interleaved", "false", "interleaved rotary pairs"},
     {"rope_local_base_freq", NULL, "a rotary base per layer type"},
+    {"sliding_window_pattern", NULL, "a pattern of sliding layers"},
     {"tie_encoder_decoder", "false", "an encoder"},
     {"use_bidirectional_attention", "false", "attention to later tokens"},
     {"use_mrope", "false", "multi-axis rotary positions"},
@@ -176,7 +178,7 @@ static int check_key(qc_config_reader *r, const cJSON *item)
 {
     const char *key = item->string;
     if (cJSON_IsNull(item) || key[0] == '_' || in_list(read_keys, COUNT(read_keys), key) ||
-        in_list(harmless_keys, COUNT(harmless_keys), key))
+        in_list(harmless_keys, COUNT(harmless_keys), key) || qc_family_reads(r->family, key))
         return QC_OK;
     for (size_t i = 0; i < COUNT(matter_keys); i++) {
         if (strcmp(matter_keys[i].key, key) != 0)

@@ -16,8 +16,10 @@ typedef enum {
 /* Which layers attend through the sliding window. */
 typedef enum {
     QC_WINDOW_NEVER = 0,
-    QC_WINDOW_EVERY_LAYER, /* sliding_window set: all of them */
-    QC_WINDOW_UPPER_LAYERS /* use_sliding_window: layers from max_window_layers on, or as layer_types says */
+    QC_WINDOW_EVERY_LAYER,  /* sliding_window set: all of them */
+    QC_WINDOW_UPPER_LAYERS, /* use_sliding_window: layers from max_window_layers on, or as layer_types says */
+    QC_WINDOW_PATTERN,      /* all but every window_pattern-th, or as layer_types says */
+    QC_WINDOW_NO_ROPE       /* use_sliding_window: layers without rope, or as layer_types says */
 } qc_window_rule;
 
 /* What an absent key of config.json means; a config file may be a mere difference from these. */
@@ -27,7 +29,12 @@ typedef struct qc_class_defaults {
     int64_t head_dim;       /* 0 = hidden / n_heads */
     int64_t sliding_window; /* 0 = none */
     int64_t max_window_layers;
+    int64_t window_pattern, no_rope_interval;
     double rope_theta, rms_eps;
+    double local_rope_theta; /* of layers that slide; 0 = they rotate like the others */
+    double query_scalar;     /* query_pre_attn_scalar: scores are divided by its square root; 0 = head_dim */
+    double attention_softcap, final_softcap;
+    const char *act; /* NULL = silu */
     bool tied;
 } qc_class_defaults;
 
@@ -36,8 +43,12 @@ struct qc_family {
     const char *class_name; /* "architectures" of config.json */
     qc_class_defaults defaults;
     qc_bias_rule qkv_bias, o_bias, mlp_bias;
-    bool qk_norm;
+    qc_qk_norm qk_norm;
+    float norm_offset;
+    bool scaled_embedding; /* by the square root of hidden */
     qc_window_rule window;
+    const char *act_key;      /* field with the activation; NULL = hidden_act */
+    const char *const *keys;  /* fields of config.json that the family reads beyond those that all read */
     const char *layer_prefix; /* a layer's tensor is called PREFIX LAYER "." NAME */
     const char *const *names; /* [QC_N_SLOTS]; NULL = the family has no such tensor */
 };
@@ -48,6 +59,9 @@ const qc_family *qc_family_find(const char *model_type);
 /* Row number i, NULL past the end. */
 const qc_family *qc_family_at(int i);
 
+/* Does the family read a field of config.json that not all read? */
+bool qc_family_reads(const qc_family *family, const char *key);
+
 /* Length that a dimension of a tensor must have. */
 typedef enum {
     QC_DIM_NONE = 0,
@@ -55,8 +69,11 @@ typedef enum {
     QC_DIM_HIDDEN,
     QC_DIM_Q,
     QC_DIM_KV,
-    QC_DIM_HEAD,
-    QC_DIM_FFN
+    QC_DIM_FFN,
+    QC_DIM_Q_NORM,
+    QC_DIM_K_NORM,
+    QC_DIM_QKV,
+    QC_DIM_GATE_UP
 } qc_dim;
 
 typedef struct qc_slot_info {
@@ -67,6 +84,13 @@ typedef struct qc_slot_info {
 
 /* Role and shape of a slot. */
 const qc_slot_info *qc_slot_of(qc_slot slot);
+
+/* The matrices whose rows lie one below the other in that of a fused slot, ended by QC_N_SLOTS; NULL for
+ * others. */
+const qc_slot *qc_slot_parts(qc_slot slot);
+
+/* The slot in which a part is stored, itself unless the family fuses it, and its first row there. */
+qc_slot qc_slot_stored(const qc_model_config *config, qc_slot part, int64_t *ret_row0);
 
 /* Does a model of this config have the tensor (in its layer)? A tied model has no head of its own. */
 bool qc_slot_present(const qc_model_config *config, qc_slot slot);

@@ -8,6 +8,8 @@
 #include "qc_math.h"
 #include "rope.h"
 
+#include <string.h>
+
 #define CHUNK_TOKENS 512
 
 struct qc_layer {
@@ -16,37 +18,76 @@ struct qc_layer {
     int index;
     int act_bits[QC_N_STAGES]; /* of the inputs of a stage's matrices; 0 = not quantized */
     int64_t act_group[QC_N_STAGES];
-    qc_weight *weights[QC_N_SLOTS]; /* matrices; NULL where the model has none */
+    qc_weight *weights[QC_N_SLOTS]; /* matrices, fused ones in parts; NULL where the model has none */
     float *vectors[QC_N_SLOTS];     /* norms and biases, backend memory; NULL where the model has none */
 };
 
 struct qc_workspace {
     qc_backend *be;
     int64_t max_tokens;
-    float *cos_t, *sin_t; /* [max_tokens, head_dim / 2] */
-    float *q, *k, *v;     /* [max_tokens, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
-    float *mix;           /* attention's result, as q */
-    float *norm;          /* [chunk, hidden] */
-    float *gate, *up;     /* [chunk, ffn] */
+    int64_t rope_variant;         /* of the tables; -1: none yet */
+    float *cos_t, *sin_t;         /* [max_tokens, rotary_dim / 2] */
+    float *cos_local, *sin_local; /* the same, of layers that slide; NULL: no others */
+    float *q, *k, *v;             /* [max_tokens, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
+    float *mix;                   /* attention's result, as q */
+    float *norm;                  /* [chunk, hidden] */
+    float *gate, *up;             /* [chunk, ffn] */
 };
 
-typedef struct fetch_ctx {
+/* Rows of a tensor of the source, from row0 on, times scale. */
+typedef struct tensor_rows {
     const qc_source *src;
     int64_t tensor, row0;
-} fetch_ctx;
+    float scale;
+} tensor_rows;
 
-static int fetch_rows(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+static int fetch_tensor(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
 {
-    const fetch_ctx *f = ctx;
-    return f->src->read_rows(f->src, f->tensor, f->row0 + row0, n_rows, dst, err);
+    const tensor_rows *t = ctx;
+    int64_t n = n_rows * qc_tensor_cols(t->src->info(t->src, t->tensor));
+    QC_TRY(t->src->read_rows(t->src, t->tensor, t->row0 + row0, n_rows, dst, err));
+    for (int64_t i = 0; i < n && t->scale != 1; i++)
+        dst[i] *= t->scale;
+    return QC_OK;
 }
 
-static int load_matrix(const qc_source *src, qc_backend *be, int64_t tensor, int64_t row0, int64_t n_rows,
-                       qc_weight **ret, qc_err *err)
+/* Rows of another source of rows, from row0 on. */
+typedef struct part_rows {
+    qc_fetch_rows_fn fetch;
+    void *ctx;
+    int64_t row0;
+} part_rows;
+
+static int fetch_part(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
 {
-    fetch_ctx ctx = {src, tensor, row0};
-    int rc = be->weight_load(be, n_rows, qc_tensor_cols(src->info(src, tensor)), fetch_rows, &ctx, ret, err);
-    src->release(src, tensor, row0, n_rows);
+    const part_rows *p = ctx;
+    return p->fetch(p->ctx, p->row0 + row0, n_rows, dst, err);
+}
+
+/* Prepare a matrix as it is stored: a fused one becomes its parts. */
+static int set_weights(qc_layer *l, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    const qc_slot own[] = {slot, QC_N_SLOTS}, *parts = qc_slot_parts(slot);
+    part_rows rows = {fetch, ctx, 0};
+    for (const qc_slot *p = parts ? parts : own; *p != QC_N_SLOTS; p++) {
+        const qc_slot_info *info = qc_slot_of(*p);
+        int64_t n = qc_dim_elems(c, info->rows);
+        qc_weight *w;
+        QC_TRY(l->be->weight_load(l->be, n, qc_dim_elems(c, info->cols), fetch_part, &rows, &w, err));
+        l->be->weight_free(l->be, l->weights[*p]);
+        l->weights[*p] = w;
+        rows.row0 += n;
+    }
+    return QC_OK;
+}
+
+static int load_matrix(qc_layer *l, qc_slot slot, int64_t tensor, qc_err *err)
+{
+    const qc_source *src = l->model->src;
+    tensor_rows rows = {src, tensor, 0, 1};
+    int rc = set_weights(l, slot, fetch_tensor, &rows, err);
+    src->release(src, tensor, 0, qc_tensor_rows(src->info(src, tensor)));
     return rc;
 }
 
@@ -72,7 +113,7 @@ static int load_vector(const qc_source *src, qc_backend *be, int64_t tensor, flo
 static int load_acts(qc_layer *l, qc_stage stage, qc_err *err)
 {
     const qc_source *src = l->model->src;
-    const qc_slot *slots = qc_stage_slots(stage);
+    const qc_slot *slots = qc_stage_slots(l->model->config.family, stage);
     const qc_tensor_info *first = src->info(src, qc_model_tensor(l->model, l->index, slots[0]));
     for (int i = 1; slots[i] != QC_N_SLOTS; i++) {
         const qc_tensor_info *other = src->info(src, qc_model_tensor(l->model, l->index, slots[i]));
@@ -101,8 +142,7 @@ int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **r
         if (qc_slot_of((qc_slot)slot)->rows == QC_DIM_NONE)
             rc = load_vector(model->src, be, tensor, &l->vectors[slot], err);
         else
-            rc = load_matrix(model->src, be, tensor, 0, qc_tensor_rows(model->src->info(model->src, tensor)),
-                             &l->weights[slot], err);
+            rc = load_matrix(l, (qc_slot)slot, tensor, err);
     }
     for (int stage = 0; stage < QC_N_STAGES && rc == QC_OK; stage++)
         rc = load_acts(l, (qc_stage)stage, err);
@@ -125,36 +165,62 @@ void qc_layer_free(qc_layer *layer)
     qc_free(layer);
 }
 
+enum { N_BUFFERS = 11 };
+
 /* Elements of the buffers of a workspace, in the order of the struct. */
-static void workspace_elems(const qc_model_config *c, int64_t max_tokens, int64_t n[9])
+static void workspace_elems(const qc_model_config *c, int64_t max_tokens, int64_t n[N_BUFFERS])
 {
     int64_t chunk = qc_min_i64(max_tokens, CHUNK_TOKENS);
     int64_t q = qc_dim_elems(c, QC_DIM_Q), kv = qc_dim_elems(c, QC_DIM_KV);
-    n[0] = n[1] = max_tokens * (c->head_dim / 2);
-    n[2] = max_tokens * q;
-    n[3] = n[4] = max_tokens * kv;
-    n[5] = max_tokens * q;
-    n[6] = chunk * c->hidden;
-    n[7] = n[8] = chunk * c->ffn;
+    n[0] = n[1] = max_tokens * (c->rotary_dim / 2);
+    n[2] = n[3] = c->has_local_rope ? n[0] : 0;
+    n[4] = max_tokens * q;
+    n[5] = n[6] = max_tokens * kv;
+    n[7] = max_tokens * q;
+    n[8] = chunk * c->hidden;
+    n[9] = n[10] = chunk * c->ffn;
 }
 
-static int fill_rope(qc_workspace *ws, const qc_model_config *c, qc_err *err)
+static void workspace_buffers(qc_workspace *ws, float **ret[N_BUFFERS])
 {
-    int64_t half = c->head_dim / 2, n = ws->max_tokens * half;
+    float **buffers[N_BUFFERS] = {&ws->cos_t, &ws->sin_t, &ws->cos_local, &ws->sin_local, &ws->q, &ws->k,
+                                  &ws->v,     &ws->mix,   &ws->norm,      &ws->gate,      &ws->up};
+    memcpy(ret, buffers, sizeof buffers);
+}
+
+static int fill_tables(const qc_workspace *ws, const qc_rope_config *rope, int64_t rotary_dim,
+                       int64_t n_tokens, float *cos_t, float *sin_t, qc_err *err)
+{
+    int64_t half = rotary_dim / 2, n = ws->max_tokens * half;
     double *inv_freq = qc_alloc((size_t)half, sizeof *inv_freq);
     float *host = qc_alloc(2 * (size_t)n, sizeof *host);
     int rc = inv_freq && host ? QC_OK
                               : qc_fail_nomem(err, "rotary tables", 2 * (unsigned long long)n * sizeof *host);
     if (rc == QC_OK) {
-        qc_rope_inv_freq(&c->rope, c->head_dim, inv_freq);
-        qc_rope_tables(&c->rope, c->head_dim, inv_freq, ws->max_tokens, host, host + n);
-        rc = ws->be->upload(ws->be, ws->cos_t, host, n, err);
+        qc_rope_inv_freq(rope, rotary_dim, n_tokens, inv_freq);
+        qc_rope_tables(rope, rotary_dim, inv_freq, ws->max_tokens, host, host + n);
+        rc = ws->be->upload(ws->be, cos_t, host, n, err);
     }
     if (rc == QC_OK)
-        rc = ws->be->upload(ws->be, ws->sin_t, host + n, n, err);
+        rc = ws->be->upload(ws->be, sin_t, host + n, n, err);
     qc_free(host);
     qc_free(inv_freq);
     return rc;
+}
+
+/* The tables of a sequence of n_tokens: they are kept as long as the length makes no difference. */
+static int fill_rope(qc_workspace *ws, const qc_model_config *c, int64_t n_tokens, qc_err *err)
+{
+    int64_t variant = qc_rope_variant(&c->rope, n_tokens); /* grows with n_tokens, as the sum does */
+    if (c->has_local_rope)
+        variant += qc_rope_variant(&c->local_rope, n_tokens);
+    if (variant == ws->rope_variant)
+        return QC_OK;
+    QC_TRY(fill_tables(ws, &c->rope, c->rotary_dim, n_tokens, ws->cos_t, ws->sin_t, err));
+    if (c->has_local_rope)
+        QC_TRY(fill_tables(ws, &c->local_rope, c->rotary_dim, n_tokens, ws->cos_local, ws->sin_local, err));
+    ws->rope_variant = variant;
+    return QC_OK;
 }
 
 int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, qc_workspace **ret,
@@ -165,17 +231,18 @@ int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, 
         return qc_fail_nomem(err, "a workspace", sizeof *ws);
     ws->be = be;
     ws->max_tokens = max_tokens;
-    float **buffers[9] = {&ws->cos_t, &ws->sin_t, &ws->q,    &ws->k, &ws->v,
-                          &ws->mix,   &ws->norm,  &ws->gate, &ws->up};
-    int64_t n[9];
+    ws->rope_variant = -1;
+    float **buffers[N_BUFFERS];
+    int64_t n[N_BUFFERS];
+    workspace_buffers(ws, buffers);
     workspace_elems(&model->config, max_tokens, n);
     int rc = QC_OK;
-    for (int i = 0; i < 9 && rc == QC_OK; i++) {
+    for (int i = 0; i < N_BUFFERS && rc == QC_OK; i++) {
+        if (n[i] == 0)
+            continue;
         *buffers[i] = be->alloc(be, n[i], err);
         rc = *buffers[i] ? QC_OK : QC_E_RESOURCE;
     }
-    if (rc == QC_OK)
-        rc = fill_rope(ws, &model->config, err);
     if (rc == QC_OK)
         *ret = ws;
     else
@@ -187,18 +254,19 @@ void qc_workspace_free(qc_workspace *ws)
 {
     if (!ws)
         return;
-    float *buffers[] = {ws->cos_t, ws->sin_t, ws->q, ws->k, ws->v, ws->mix, ws->norm, ws->gate, ws->up};
-    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
-        if (buffers[i])
-            ws->be->free(ws->be, buffers[i]);
+    float **buffers[N_BUFFERS];
+    workspace_buffers(ws, buffers);
+    for (int i = 0; i < N_BUFFERS; i++)
+        if (*buffers[i])
+            ws->be->free(ws->be, *buffers[i]);
     qc_free(ws);
 }
 
 uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens)
 {
-    int64_t n[9], total = 0;
+    int64_t n[N_BUFFERS], total = 0;
     workspace_elems(config, max_tokens, n);
-    for (int i = 0; i < 9; i++)
+    for (int i = 0; i < N_BUFFERS; i++)
         total += n[i];
     return (uint64_t)total * sizeof(float);
 }
@@ -219,16 +287,29 @@ uint64_t qc_layer_bytes(const qc_model_config *config)
 
 typedef struct stage_info {
     const char *name;
-    qc_slot slots[4];
+    qc_slot slots[4], fused[2]; /* one by one; in one matrix where a family stores it so */
+    qc_slot norm;               /* before qkv and gate_up, of the result of o and down */
 } stage_info;
 
 static const stage_info *stage_of(qc_stage stage)
 {
     static const stage_info table[QC_N_STAGES] = {
-        [QC_STAGE_QKV] = {"qkv", {QC_SLOT_Q, QC_SLOT_K, QC_SLOT_V, QC_N_SLOTS}},
-        [QC_STAGE_O] = {"o", {QC_SLOT_O, QC_N_SLOTS}},
-        [QC_STAGE_GATE_UP] = {"gate_up", {QC_SLOT_GATE, QC_SLOT_UP, QC_N_SLOTS}},
-        [QC_STAGE_DOWN] = {"down", {QC_SLOT_DOWN, QC_N_SLOTS}},
+        [QC_STAGE_QKV] = {.name = "qkv",
+                          .slots = {QC_SLOT_Q, QC_SLOT_K, QC_SLOT_V, QC_N_SLOTS},
+                          .fused = {QC_SLOT_QKV, QC_N_SLOTS},
+                          .norm = QC_SLOT_ATTN_NORM},
+        [QC_STAGE_O] = {.name = "o",
+                        .slots = {QC_SLOT_O, QC_N_SLOTS},
+                        .fused = {QC_N_SLOTS},
+                        .norm = QC_SLOT_POST_ATTN_NORM},
+        [QC_STAGE_GATE_UP] = {.name = "gate_up",
+                              .slots = {QC_SLOT_GATE, QC_SLOT_UP, QC_N_SLOTS},
+                              .fused = {QC_SLOT_GATE_UP, QC_N_SLOTS},
+                              .norm = QC_SLOT_MLP_NORM},
+        [QC_STAGE_DOWN] = {.name = "down",
+                           .slots = {QC_SLOT_DOWN, QC_N_SLOTS},
+                           .fused = {QC_N_SLOTS},
+                           .norm = QC_SLOT_POST_MLP_NORM},
     };
     return &table[stage];
 }
@@ -238,9 +319,15 @@ const char *qc_stage_name(qc_stage stage)
     return stage_of(stage)->name;
 }
 
-const qc_slot *qc_stage_slots(qc_stage stage)
+const qc_slot *qc_stage_slots(const qc_family *family, qc_stage stage)
 {
-    return stage_of(stage)->slots;
+    const stage_info *s = stage_of(stage);
+    return s->fused[0] != QC_N_SLOTS && family->names[s->fused[0]] ? s->fused : s->slots;
+}
+
+bool qc_stage_adds_product(const qc_model_config *config, qc_stage stage)
+{
+    return !config->family->names[stage_of(stage)->norm];
 }
 
 int64_t qc_stage_width(const qc_model_config *config, qc_stage stage)
@@ -258,13 +345,21 @@ static int quantize_input(const qc_layer *l, qc_stage stage, float *u, int64_t n
                                 err);
 }
 
+/* y = norm of n rows of dim elements; x may be y */
+static int norm_rows(const qc_layer *l, qc_slot slot, float *y, const float *x, int64_t n, int64_t dim,
+                     qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    return l->be->rms_norm(l->be, y, dim, x, dim, l->vectors[slot], c->norm_offset, n, dim, c->rms_eps, err);
+}
+
 /* stage: QC_STAGE_QKV or QC_STAGE_GATE_UP */
 static int normed_input(const qc_layer *l, qc_stage stage, const float *x, float *u, int64_t n, qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
-    qc_slot norm = stage == QC_STAGE_QKV ? QC_SLOT_ATTN_NORM : QC_SLOT_MLP_NORM;
-    QC_TRY(l->be->rms_norm(l->be, u, c->hidden, x, c->hidden, l->vectors[norm], 0, n, c->hidden, c->rms_eps,
-                           err));
+    qc_slot norm = stage_of(stage)->norm;
+    QC_TRY(l->vectors[norm] ? norm_rows(l, norm, u, x, n, c->hidden, err)
+                            : l->be->scale(l->be, u, x, 1, n * c->hidden, err));
     return quantize_input(l, stage, u, n, err);
 }
 
@@ -284,19 +379,22 @@ static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int6
     const qc_model_config *c = &l->model->config;
     int64_t d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
     float *q = ws->q + t0 * nq, *k = ws->k + t0 * nkv, *v = ws->v + t0 * nkv;
-    const float *cos_t = ws->cos_t + t0 * (d / 2), *sin_t = ws->sin_t + t0 * (d / 2);
+    bool local = c->has_local_rope && c->layer_slides[l->index];
+    const float *cos_t = (local ? ws->cos_local : ws->cos_t) + t0 * (c->rotary_dim / 2),
+                *sin_t = (local ? ws->sin_local : ws->sin_t) + t0 * (c->rotary_dim / 2);
     QC_TRY(normed_input(l, QC_STAGE_QKV, x + t0 * c->hidden, ws->norm, n, err));
     QC_TRY(project(l, QC_SLOT_Q, QC_SLOT_Q_BIAS, q, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_K, QC_SLOT_K_BIAS, k, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_V, QC_SLOT_V_BIAS, v, ws->norm, n, false, err));
     if (c->qk_norm) {
-        QC_TRY(
-            be->rms_norm(be, q, d, q, d, l->vectors[QC_SLOT_Q_NORM], 0, n * c->n_heads, d, c->rms_eps, err));
-        QC_TRY(be->rms_norm(be, k, d, k, d, l->vectors[QC_SLOT_K_NORM], 0, n * c->n_kv_heads, d, c->rms_eps,
-                            err));
+        int64_t q_dim = qc_dim_elems(c, QC_DIM_Q_NORM), k_dim = qc_dim_elems(c, QC_DIM_K_NORM);
+        QC_TRY(norm_rows(l, QC_SLOT_Q_NORM, q, q, n * (nq / q_dim), q_dim, err));
+        QC_TRY(norm_rows(l, QC_SLOT_K_NORM, k, k, n * (nkv / k_dim), k_dim, err));
     }
-    QC_TRY(be->rope(be, q, nq, cos_t, sin_t, n, c->n_heads, d, d, err));
-    return be->rope(be, k, nkv, cos_t, sin_t, n, c->n_kv_heads, d, d, err);
+    if (!c->layer_rotates[l->index])
+        return QC_OK;
+    QC_TRY(be->rope(be, q, nq, cos_t, sin_t, n, c->n_heads, d, c->rotary_dim, err));
+    return be->rope(be, k, nkv, cos_t, sin_t, n, c->n_kv_heads, d, c->rotary_dim, err);
 }
 
 /* u = attention over the projections of x: one sequence. */
@@ -313,6 +411,7 @@ static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, 
         .scale = c->attention_scale,
         .softcap = c->attention_softcap,
     };
+    QC_TRY(fill_rope(ws, c, n, err));
     for (int64_t t = 0; t < n; t += CHUNK_TOKENS)
         QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err));
     QC_TRY(l->be->attention(l->be, u, ws->q, ws->k, ws->v, &shape, err));
@@ -361,10 +460,22 @@ int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage
 int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *u, float *x,
                           int64_t n_tokens, qc_err *err)
 {
+    const qc_model_config *c = &layer->model->config;
+    qc_slot matrix = stage == QC_STAGE_O ? QC_SLOT_O : QC_SLOT_DOWN,
+            bias = stage == QC_STAGE_O ? QC_SLOT_O_BIAS : QC_SLOT_DOWN_BIAS, norm = stage_of(stage)->norm;
+    int64_t width = qc_stage_width(c, stage);
     QC_TRY(check_length(ws, n_tokens, err));
-    if (stage == QC_STAGE_O)
-        return project(layer, QC_SLOT_O, QC_SLOT_O_BIAS, x, u, n_tokens, true, err);
-    return project(layer, QC_SLOT_DOWN, QC_SLOT_DOWN_BIAS, x, u, n_tokens, true, err);
+    if (!layer->vectors[norm] && c->residual_scale == 1)
+        return project(layer, matrix, bias, x, u, n_tokens, true, err);
+    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS) {
+        int64_t n = qc_min_i64(CHUNK_TOKENS, n_tokens - t);
+        float *y = ws->norm; /* free: what was read from it lies in u */
+        QC_TRY(project(layer, matrix, bias, y, u + t * width, n, false, err));
+        if (layer->vectors[norm])
+            QC_TRY(norm_rows(layer, norm, y, y, n, c->hidden, err));
+        QC_TRY(layer->be->add(layer->be, x + t * c->hidden, y, c->residual_scale, n * c->hidden, err));
+    }
+    return QC_OK;
 }
 
 int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
@@ -383,14 +494,7 @@ int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t 
 
 int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
 {
-    const qc_slot_info *info = qc_slot_of(slot);
-    const qc_model_config *c = &layer->model->config;
-    qc_weight *w;
-    QC_TRY(layer->be->weight_load(layer->be, qc_dim_elems(c, info->rows), qc_dim_elems(c, info->cols), fetch,
-                                  ctx, &w, err));
-    layer->be->weight_free(layer->be, layer->weights[slot]);
-    layer->weights[slot] = w;
-    return QC_OK;
+    return set_weights(layer, slot, fetch, ctx, err);
 }
 
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err)
@@ -431,7 +535,8 @@ int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const f
     const qc_model_config *c = &model->config;
     float *gain;
     QC_TRY(load_vector(model->src, be, qc_model_tensor(model, 0, QC_SLOT_FINAL_NORM), &gain, err));
-    int rc = be->rms_norm(be, y, c->hidden, x, c->hidden, gain, 0, n_tokens, c->hidden, c->rms_eps, err);
+    int rc = be->rms_norm(be, y, c->hidden, x, c->hidden, gain, c->norm_offset, n_tokens, c->hidden,
+                          c->rms_eps, err);
     be->free(be, gain);
     return rc;
 }
@@ -439,5 +544,9 @@ int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const f
 int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret,
                         qc_err *err)
 {
-    return load_matrix(model->src, be, qc_model_tensor(model, 0, QC_SLOT_HEAD), row0, n_rows, ret, err);
+    const qc_source *src = model->src;
+    tensor_rows rows = {src, qc_model_tensor(model, 0, QC_SLOT_HEAD), row0, model->config.logit_scale};
+    int rc = be->weight_load(be, n_rows, model->config.hidden, fetch_tensor, &rows, ret, err);
+    src->release(src, rows.tensor, row0, n_rows);
+    return rc;
 }

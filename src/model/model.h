@@ -14,8 +14,9 @@ typedef enum {
     QC_ROLE_LINEAR, /* a matrix of a decoder layer that may be quantized */
     QC_ROLE_NORM,
     QC_ROLE_BIAS,
-    QC_ROLE_TIED,   /* redundant copy of the embedding table: not stored again */
-    QC_ROLE_BUFFER, /* computed buffer (rotary_emb.inv_freq, masked_bias ...): dropped by name */
+    QC_ROLE_TIED,    /* redundant copy of the embedding table: not stored again */
+    QC_ROLE_BUFFER,  /* computed buffer (rotary_emb.inv_freq, masked_bias ...): dropped by name */
+    QC_ROLE_OUTSIDE, /* of another part than the text model (images ...): dropped */
     QC_ROLE_UNKNOWN
 } qc_tensor_role;
 
@@ -47,6 +48,10 @@ typedef enum {
     QC_SLOT_GATE_BIAS,
     QC_SLOT_UP_BIAS,
     QC_SLOT_DOWN_BIAS,
+    QC_SLOT_QKV,            /* in one matrix: the rows of q, then of k, then of v */
+    QC_SLOT_GATE_UP,        /* in one matrix: the rows of gate, then of up */
+    QC_SLOT_POST_ATTN_NORM, /* of what attention adds to the stream */
+    QC_SLOT_POST_MLP_NORM,  /* of what the MLP adds */
     QC_N_SLOTS
 } qc_slot;
 #define QC_SLOT_FIRST_IN_LAYER QC_SLOT_ATTN_NORM
@@ -105,10 +110,10 @@ int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t 
 /* Matrices of a layer that share one input, in the order of the computation. */
 typedef enum { QC_STAGE_QKV, QC_STAGE_O, QC_STAGE_GATE_UP, QC_STAGE_DOWN, QC_N_STAGES } qc_stage;
 
-/* Static name of a stage ("qkv", "o", "gate_up", "down"), its matrices (slots, ended by QC_N_SLOTS) and the
- * width of its input. */
+/* Static name of a stage ("qkv", "o", "gate_up", "down"), its matrices as the family stores them (slots,
+ * ended by QC_N_SLOTS) and the width of its input. */
 const char *qc_stage_name(qc_stage stage);
-const qc_slot *qc_stage_slots(qc_stage stage);
+const qc_slot *qc_stage_slots(const qc_family *family, qc_stage stage);
 int64_t qc_stage_width(const qc_model_config *config, qc_stage stage);
 
 /* u[n_tokens, width] = input of a stage's matrices for one sequence whose residual is x[n_tokens, hidden],
@@ -116,12 +121,17 @@ int64_t qc_stage_width(const qc_model_config *config, qc_stage stage);
 int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *x, float *u,
                          int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
 
-/* x += the stage's matrix times u, for QC_STAGE_O and QC_STAGE_DOWN. */
+/* x += the stage's matrix times u, for QC_STAGE_O and QC_STAGE_DOWN; the product first goes through the norm
+ * behind it and the residual scale, where the model has them. */
 int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *u, float *x,
                           int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
 
-/* Replace a matrix (values from rows of fetch, shape as before) or a vector (host memory) of a prepared
- * layer. */
+/* Is what QC_STAGE_O or QC_STAGE_DOWN adds to the stream residual_scale times its product with u? Not with a
+ * norm behind it. */
+bool qc_stage_adds_product(const qc_model_config *config, qc_stage stage);
+
+/* Replace a matrix as it is stored (values from rows of fetch, shape as before) or a vector (host memory) of
+ * a prepared layer. */
 int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx,
                         qc_err *err) QC_WARN_UNUSED;
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err) QC_WARN_UNUSED;
@@ -135,8 +145,9 @@ void qc_layer_set_acts(qc_layer *layer, qc_stage stage, int bits, int64_t group_
 int qc_model_final_norm(const qc_model *model, qc_backend *be, float *y, const float *x, int64_t n_tokens,
                         qc_err *err) QC_WARN_UNUSED;
 
-/* Rows row0 .. of the output head ([vocab, hidden], the embedding table when tied), prepared for `linear`:
- * logits of a slice of the vocabulary. Free with be->weight_free. */
+/* Rows row0 .. of the output head ([vocab, hidden], the embedding table when tied), times logit_scale,
+ * prepared for `linear`: logits of a slice of the vocabulary before any softcap. Free with be->weight_free.
+ */
 int qc_model_head_slice(const qc_model *model, qc_backend *be, int64_t row0, int64_t n_rows, qc_weight **ret,
                         qc_err *err) QC_WARN_UNUSED;
 

@@ -44,12 +44,33 @@ static void yarn_scale(const qc_rope_config *rope, int64_t rotary_dim, double *i
     }
 }
 
-void qc_rope_inv_freq(const qc_rope_config *rope, int64_t rotary_dim, double *inv_freq)
+/* Beyond the original length the base grows with the sequence, so that the slowest pair turns as far as it
+ * did in training ("dynamic NTK"). */
+static double dynamic_theta(const qc_rope_config *rope, int64_t rotary_dim, int64_t n_tokens)
 {
+    double d = (double)rotary_dim, original = (double)rope->original_max_positions,
+           n = fmax((double)n_tokens, original);
+    return rope->theta * pow(rope->factor * n / original - (rope->factor - 1), d / (d - 2));
+}
+
+int64_t qc_rope_variant(const qc_rope_config *rope, int64_t n_tokens)
+{
+    if (rope->kind == QC_ROPE_LONGROPE)
+        return n_tokens > rope->original_max_positions;
+    return rope->kind == QC_ROPE_DYNAMIC && n_tokens > rope->original_max_positions ? n_tokens : 0;
+}
+
+void qc_rope_inv_freq(const qc_rope_config *rope, int64_t rotary_dim, int64_t n_tokens, double *inv_freq)
+{
+    const double *factors =
+        n_tokens > rope->original_max_positions ? rope->long_factors : rope->short_factors;
+    double theta = rope->kind == QC_ROPE_DYNAMIC ? dynamic_theta(rope, rotary_dim, n_tokens) : rope->theta;
     for (int64_t i = 0; i < rotary_dim / 2; i++) {
-        double freq = pow(rope->theta, -2.0 * (double)i / (double)rotary_dim);
+        double freq = pow(theta, -2.0 * (double)i / (double)rotary_dim);
         if (rope->kind == QC_ROPE_LINEAR)
             freq /= rope->factor;
+        else if (rope->kind == QC_ROPE_LONGROPE)
+            freq /= factors[i];
         else if (rope->kind == QC_ROPE_LLAMA3)
             freq = llama3_freq(rope, freq);
         inv_freq[i] = freq;

@@ -150,7 +150,7 @@ static void expect_same_layer(fixture *f, const qc_layer_fold *fold, const qc_la
           *x = qc_alloc((size_t)(TOKENS * f->hidden), sizeof(float));
     embed(f, f->x);
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
-        const float *in = fold->in[qc_stage_slots((qc_stage)stage)[0]];
+        const float *in = fold->in[qc_stage_slots(f->model.config.family, (qc_stage)stage)[0]];
         int64_t width = qc_stage_width(&f->model.config, (qc_stage)stage), n = LENGTH * width;
         ck_assert_int_eq(qc_layer_stage_input(f->layer, f->ws, (qc_stage)stage, f->x, before, LENGTH, NULL),
                          QC_OK);
@@ -232,7 +232,7 @@ START_TEST(skipped_sites)
         ck_assert_int_eq(n, cases[i].n);
         for (int k = 0; k < n; k++) {
             ck_assert_ptr_nonnull(strstr(fold.records[cases[i].stages[k]].skipped, "stays 16 bit"));
-            ck_assert_ptr_null(fold.in[qc_stage_slots(cases[i].stages[k])[0]]);
+            ck_assert_ptr_null(fold.in[qc_stage_slots(f.model.config.family, cases[i].stages[k])[0]]);
         }
         qc_layer_fold_clear(&fold);
         teardown(&f);

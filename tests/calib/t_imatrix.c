@@ -107,7 +107,8 @@ START_TEST(round_trip)
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++)
         for (int s = 0; s < QC_N_STAGES; s++) {
             ck_assert_int_eq(qc_stats_column_weights(file, be, layer, (qc_stage)s, want, &err), QC_OK);
-            for (const qc_slot *slot = qc_stage_slots((qc_stage)s); *slot != QC_N_SLOTS; slot++) {
+            for (const qc_slot *slot = qc_stage_slots(f.model.config.family, (qc_stage)s);
+                 *slot != QC_N_SLOTS; slot++) {
                 ck_assert_mem_eq(qc_imatrix_weights(im, layer, *slot), want,
                                  (size_t)info.widths[s] * sizeof *want);
                 ck_assert_int_eq(qc_imatrix_tokens(im, layer, *slot), info.n_windows * info.length);

@@ -41,6 +41,13 @@ int32_t *golden_ints(const qc_st_file *file, const char *name, int64_t *ret_n_el
         ck_assert_msg(rc_ == QC_OK, "%s: %s", #expr, err.msg);                                               \
     } while (0)
 
+/* What the product does inside `score`. */
+static void cap(float *x, int64_t n, float softcap)
+{
+    for (int64_t i = 0; i < n && softcap > 0; i++)
+        x[i] = softcap * tanhf(x[i] / softcap);
+}
+
 static void run_head(const qc_model *model, qc_backend *be, const float *x, run_result *r, int64_t seq,
                      int64_t slice_rows)
 {
@@ -53,6 +60,7 @@ static void run_head(const qc_model *model, qc_backend *be, const float *x, run_
         float *y = be->alloc(be, r->n_tokens * n, &err);
         OK(be->linear(be, y, n, x, r->hidden, w, NULL, r->n_tokens, false, &err));
         OK(be->download(be, host, y, r->n_tokens * n, &err));
+        cap(host, r->n_tokens * n, model->config.final_softcap);
         for (int64_t t = 0; t < r->n_tokens; t++)
             memcpy(r->logits + (seq * r->n_tokens + t) * r->vocab + v, host + t * n,
                    (size_t)n * sizeof *host);

@@ -60,6 +60,20 @@ static const ablation ablations[] = {
      "{\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 32, "
      "\"attention_factor\": 1}}",
      NULL, EDIT_NONE},
+    {"phi3", "no sliding window", "{\"sliding_window\": null}", NULL, EDIT_NONE},
+    {"gemma2", "no attention softcap", "{\"attn_logit_softcapping\": null}", NULL, EDIT_NONE},
+    {"gemma2", "no final softcap", "{\"final_logit_softcapping\": null}", NULL, EDIT_NONE},
+    {"gemma2", "no sliding window", "{\"sliding_window\": 512}", NULL, EDIT_NONE},
+    {"gemma2", "sliding and full layers swapped",
+     "{\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]}", NULL, EDIT_NONE},
+    {"gemma2", "scale by head_dim instead of query_pre_attn_scalar", "{\"query_pre_attn_scalar\": 32}", NULL,
+     EDIT_NONE},
+    {"gemma3_text", "no sliding window", "{\"sliding_window\": 512}", NULL, EDIT_NONE},
+    {"gemma3_text", "local layers use the global theta", "{\"rope_local_base_freq\": 1000000}", NULL,
+     EDIT_NONE},
+    {"gemma3_text", "global layer uses the local theta", "{\"rope_theta\": 10000}", NULL, EDIT_NONE},
+    {"gemma3_text", "q_norm and k_norm weights taken as 0 (factor 1)", "{}", "_norm.weight", EDIT_ZERO},
+    {"olmo2", "q_norm and k_norm weights taken as 1", "{}", "_norm.weight", EDIT_ONE},
 };
 
 static void edit(mem_source *m, const ablation *a)
