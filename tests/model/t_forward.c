@@ -74,6 +74,14 @@ static const ablation ablations[] = {
     {"gemma3_text", "global layer uses the local theta", "{\"rope_theta\": 10000}", NULL, EDIT_NONE},
     {"gemma3_text", "q_norm and k_norm weights taken as 0 (factor 1)", "{}", "_norm.weight", EDIT_ZERO},
     {"olmo2", "q_norm and k_norm weights taken as 1", "{}", "_norm.weight", EDIT_ONE},
+    {"granite", "embedding_multiplier 1", "{\"embedding_multiplier\": 1}", NULL, EDIT_NONE},
+    {"granite", "residual_multiplier 1", "{\"residual_multiplier\": 1}", NULL, EDIT_NONE},
+    {"granite", "logits_scaling 1", "{\"logits_scaling\": 1}", NULL, EDIT_NONE},
+    {"granite", "scale by head_dim", "{\"attention_multiplier\": 0.25}", NULL, EDIT_NONE},
+    {"smollm3", "every layer rotates", "{\"no_rope_layers\": [1, 1, 1]}", NULL, EDIT_NONE},
+    {"smollm3", "no layer rotates", "{\"no_rope_layers\": [0, 0, 0]}", NULL, EDIT_NONE},
+    {"smollm3", "the layer without rope slides", "{\"use_sliding_window\": true, \"layer_types\": null}",
+     NULL, EDIT_NONE},
 };
 
 static void edit(mem_source *m, const ablation *a)
