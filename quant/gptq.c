@@ -622,7 +622,7 @@ static int pass(slice *s, qc_err *err)
     rows.target = s->ordered;
     rows.codes = s->ordered_codes;
     rows.group_of = s->group_of;
-    QC_TRY(in->be->round_sweep(in->be, in->factor, NULL, true, &s->spec->grid, &rows, err));
+    QC_TRY(in->be->round_forward(in->be, in->factor, &s->spec->grid, &rows, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
             s->rows.codes[r * n + in->order[j]] = s->ordered_codes[r * n + j];
@@ -630,24 +630,19 @@ static int pass(slice *s, qc_err *err)
     return measure(s, s->error, s->error_now, err);
 }
 
-static int refit(slice *s, qc_err *err)
-{
-    qc_round_rows rows = rows_in_work(s);
-    return s->in->be->refit_scales(s->in->be, s->in->h, &s->spec->grid, &rows, err);
-}
-
 /* Scales and codes in turn, each step lowering e H e^T of every row or leaving it. */
-static int polish(slice *s, qc_err *err)
+static int descend(slice *s, int64_t n_sweeps, qc_err *err)
 {
     qc_gptq_input *in = s->in;
     qc_round_rows rows = rows_in_work(s);
-    for (int64_t i = 0; i < in->options.sweeps; i++) {
-        if (in->options.refit)
-            QC_TRY(refit(s, err));
-        QC_TRY(in->be->round_sweep(in->be, in->h, in->inv_diag, false, &s->spec->grid, &rows, err));
-    }
-    if (in->options.refit)
-        QC_TRY(refit(s, err));
+    return in->be->descend(in->be, in->h, in->inv_diag, &s->spec->grid, &rows, n_sweeps, in->options.refit,
+                           err);
+}
+
+static int polish(slice *s, qc_err *err)
+{
+    QC_TRY(put_errors(s, err));
+    QC_TRY(descend(s, s->in->options.sweeps, err));
     QC_TRY(put_errors(s, err));
     return measure(s, s->error, s->error_now, err);
 }
@@ -692,13 +687,12 @@ static int solve(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *e
     if (s->in->options.refit) {
         keep_better(s);
         QC_TRY(put_errors(s, err));
-        QC_TRY(refit(s, err));
+        QC_TRY(descend(s, 0, err));
         QC_TRY(pass(s, err));
     }
     keep_better(s);
     for (int64_t r = 0; r < s->n_rows; r++)
         ret->n_rtn_rows += s->best_is_rtn[r];
-    QC_TRY(put_errors(s, err));
     QC_TRY(polish(s, err));
     keep_better(s);
     return QC_OK;

@@ -65,6 +65,16 @@ typedef struct qc_score {
     int32_t n_nonfinite;      /* NaN or infinite logits seen */
 } qc_score;
 
+/* Columns that `descend` takes together, whole groups: about QC_DESCENT_BLOCK, or one group if that is
+ * larger. */
+enum { QC_DESCENT_BLOCK = 128 };
+static inline int64_t qc_descent_block(int64_t group_elems, int64_t n_cols)
+{
+    if (group_elems >= n_cols)
+        return n_cols;
+    return group_elems > QC_DESCENT_BLOCK ? group_elems : QC_DESCENT_BLOCK / group_elems * group_elems;
+}
+
 struct qc_backend {
     const char *name; /* "cpu", "cuda:0" */
 
@@ -163,21 +173,22 @@ struct qc_backend {
     int (*factor_solve)(qc_backend *be, const float *factor, const double *pivots, float *b, int64_t n_rows,
                         int64_t n, qc_err *err);
 
-    /* One sweep over the columns in ascending order. For column j, with the present errors e:
-     *     t = target_j + inv[j] * sum_i c[j, i] e_i      inv NULL: 1
-     *     code_j = nearest on the grid of the row and group of j,  e_j = target_j - value
-     * forward: the sum runs over i < j, and neither codes nor errors are read on entry: GPTQ with c = a
-     * factor. Else it runs over all i != j, later columns with the errors of the sweep before: one sweep of
-     * coordinate descent on e h e^T with c = h (full) and inv = 1 / diag(h); no code moves unless that lowers
-     * the error. */
-    int (*round_sweep)(qc_backend *be, const float *c, const float *inv, bool forward, const qc_grid *grid,
-                       const qc_round_rows *rows, qc_err *err);
+    /* GPTQ, one pass over the columns in ascending order with the coefficients of `factor`. For column j:
+     *     t = target_j + sum_{i < j} factor[j, i] e_i
+     *     code_j = nearest to t on the grid of the row and group of j,  e_j = target_j - value
+     * Neither codes nor errors are read on entry. */
+    int (*round_forward)(qc_backend *be, const float *factor, const qc_grid *grid, const qc_round_rows *rows,
+                         qc_err *err);
 
-    /* One Gauss-Seidel pass over the groups of each row, codes kept: s_g += (p_g (h e)_g) / (p_g h_gg p_g)
-     * with p = code - zero, rounded to the scale dtype, taken only if e h e^T falls with the rounded scale
-     * (arXiv 2602.02126). h[n, n] full. group_of must be NULL. */
-    int (*refit_scales)(qc_backend *be, const float *h, const qc_grid *grid, const qc_round_rows *rows,
-                        qc_err *err);
+    /* Coordinate descent on e h e^T of each row from codes and errors that exist; h[n, n] full. n_sweeps
+     * times over the columns, in blocks of qc_descent_block: with refit first the scale of each group of the
+     * block, s_g += (p_g (h e)_g) / (p_g h_gg p_g),  p = code - zero rounded to the scale dtype and taken
+     * only if e h e^T falls with the rounded scale (arXiv 2602.02126), then each code of the block in
+     * ascending order, code_j = nearest to target_j + inv[j] sum_{i != j} h[j, i] e_i,  inv = 1 / diag(h), 0
+     * for a column to leave and none moves unless that lowers the error. With refit a last pass over the
+     * scales alone follows. group_of must be NULL. */
+    int (*descend)(qc_backend *be, const float *h, const float *inv, const qc_grid *grid,
+                   const qc_round_rows *rows, int64_t n_sweeps, bool refit, qc_err *err);
 
     /* ret[r] (host) = e_r h e_r^T for each row of e[n_rows, n]; h full. */
     int (*hessian_error)(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,

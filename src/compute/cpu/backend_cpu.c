@@ -257,8 +257,8 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .quantize_acts = qc_cpu_quantize_acts,
         .factor = qc_cpu_factor,
         .factor_solve = qc_cpu_factor_solve,
-        .round_sweep = qc_cpu_round_sweep,
-        .refit_scales = qc_cpu_refit_scales,
+        .round_forward = qc_cpu_round_forward,
+        .descend = qc_cpu_descend,
         .hessian_error = qc_cpu_hessian_error,
         .close = cpu_close,
     };

@@ -69,10 +69,10 @@ int qc_cpu_quantize_acts(qc_backend *be, float *y, int64_t ldy, const float *x, 
 int qc_cpu_factor(qc_backend *be, float *a, int64_t n, double *pivots, int64_t *ret_bad, qc_err *err);
 int qc_cpu_factor_solve(qc_backend *be, const float *factor, const double *pivots, float *b, int64_t n_rows,
                         int64_t n, qc_err *err);
-int qc_cpu_round_sweep(qc_backend *be, const float *c, const float *inv, bool forward, const qc_grid *grid,
-                       const qc_round_rows *rows, qc_err *err);
-int qc_cpu_refit_scales(qc_backend *be, const float *h, const qc_grid *grid, const qc_round_rows *rows,
-                        qc_err *err);
+int qc_cpu_round_forward(qc_backend *be, const float *factor, const qc_grid *grid, const qc_round_rows *rows,
+                         qc_err *err);
+int qc_cpu_descend(qc_backend *be, const float *h, const float *inv, const qc_grid *grid,
+                   const qc_round_rows *rows, int64_t n_sweeps, bool refit, qc_err *err);
 int qc_cpu_hessian_error(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,
                          double *ret, qc_err *err);
 
