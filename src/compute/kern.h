@@ -18,9 +18,9 @@ typedef struct qc_softmax_state {
     float max, sum;
 } qc_softmax_state;
 
-/* Some columns of n_panels panels of rows in work by round_forward or descend; all panels are [columns, nr] or
- * [groups, nr] and `..._step` floats apart. Every instruction set rounds alike: code = clamp(nearest even(t
- * / scale) + zero), value = scale * (code - zero) without fused operations; a NaN gets code 0. */
+/* Some columns of n_panels panels of rows in work by round_forward or descend; all panels are [columns, nr]
+ * or [groups, nr] and `..._step` floats apart. Every instruction set rounds alike: code = clamp(nearest
+ * even(t / scale) + zero), value = scale * (code - zero) without fused operations; a NaN gets code 0. */
 typedef struct qc_round_part {
     int64_t n_cols, n_panels;
     const float *c; /* [n_cols, n_cols], stride ldc: coefficients among these columns */
