@@ -44,18 +44,4 @@ static inline int64_t qc_stats_first_block(const qc_stats_info *info)
     return info->first_window * info->length / QC_HESSIAN_BLOCK;
 }
 
-static inline uint64_t qc_get_le(const uint8_t *p, int n_bytes)
-{
-    uint64_t v = 0;
-    for (int i = n_bytes - 1; i >= 0; i--)
-        v = v << 8 | p[i];
-    return v;
-}
-
-static inline void qc_put_le(uint8_t *p, uint64_t value, int n_bytes)
-{
-    for (int i = 0; i < n_bytes; i++, value >>= 8)
-        p[i] = (uint8_t)value;
-}
-
 #endif

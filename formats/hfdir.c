@@ -64,25 +64,12 @@ static int hf_read_rows(const qc_source *src, int64_t tensor, int64_t row0, int6
     return rc < 0 ? qc_err_prefix(err, "%s: tensor \"%.200s\"", src->path, info->name) : QC_OK;
 }
 
-/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or
- * of the window that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages
- * alive unless all of them go. Dropping a page that is still in use costs a page fault, no more. */
-#define FOLIO_BYTES        (UINT64_C(2) << 20)
-#define FAULT_WINDOW_BYTES (UINT64_C(64) << 10)
-
 static void hf_release(const qc_source *src, int64_t tensor, int64_t row0, int64_t n_rows)
 {
     const entry *e = &self(src)->entries[tensor];
-    const qc_mapped *map = &self(src)->shards[e->shard].map;
-    uint64_t begin = e->tensor->offset + (uint64_t)row0 * row_bytes(&e->tensor->info);
-    uint64_t end = begin + (uint64_t)n_rows * row_bytes(&e->tensor->info);
-    if (begin == end)
-        return;
-    begin = begin / FOLIO_BYTES * FOLIO_BYTES;
-    begin = begin < FAULT_WINDOW_BYTES ? 0 : begin - FAULT_WINDOW_BYTES;
-    end = (end + FOLIO_BYTES - 1) / FOLIO_BYTES * FOLIO_BYTES + FAULT_WINDOW_BYTES;
-    end = end > map->n_bytes ? map->n_bytes : end;
-    qc_mapped_release(map, begin, end - begin);
+    uint64_t bytes = row_bytes(&e->tensor->info);
+    qc_mapped_release_around(&self(src)->shards[e->shard].map, e->tensor->offset + (uint64_t)row0 * bytes,
+                             (uint64_t)n_rows * bytes);
 }
 
 /* A tokenizer may be large; the other side files are small. */

@@ -1,5 +1,6 @@
 #include "open.h"
 
+#include "gguf.h"
 #include "hfdir.h"
 #include "qc_file.h"
 #include "qpk.h"
@@ -13,8 +14,7 @@ static const struct {
     const char *extension;
     const char *refusal;
 } foreign[] = {
-    {"GGUF", NULL, "GGUF files are not read"},
-    {NULL, ".gguf", "GGUF files are not read"},
+    {NULL, ".gguf", "no GGUF file: it does not begin with \"GGUF\""},
     {NULL, ".safetensors",
      "one safetensors file is no model: give the folder that holds it and its config.json"},
     {NULL, ".json", "a json file is no model: give the folder that holds it"},
@@ -38,6 +38,8 @@ int qc_source_open(const char *path, qc_source **ret, qc_err *err)
         return qc_hfdir_open(path, ret, err);
     if (qc_qpk_probe(path))
         return qc_qpk_open(path, ret, err);
+    if (qc_gguf_probe_path(path))
+        return qc_gguf_open(path, ret, err);
     qc_mapped map = {0};
     QC_TRY(qc_file_map(path, &map, err));
     bool empty = map.n_bytes == 0;

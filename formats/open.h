@@ -1,4 +1,4 @@
-/* Open any artifact we can read, by what it is: a Hugging Face folder, a packed file. */
+/* Open any artifact we can read, by what it is: a Hugging Face folder, a packed file, a GGUF file. */
 #ifndef QC_OPEN_H
 #define QC_OPEN_H
 

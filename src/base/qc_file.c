@@ -69,6 +69,23 @@ void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes)
         madvise((void *)(uintptr_t)(map->data + begin), end - begin, MADV_DONTNEED);
 }
 
+/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or
+ * of the window that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages
+ * alive unless all of them go. Dropping a page that is still in use costs a page fault, no more. */
+#define FOLIO_BYTES        (UINT64_C(2) << 20)
+#define FAULT_WINDOW_BYTES (UINT64_C(64) << 10)
+
+void qc_mapped_release_around(const qc_mapped *map, size_t offset, size_t n_bytes)
+{
+    if (n_bytes == 0)
+        return;
+    size_t begin = offset / FOLIO_BYTES * FOLIO_BYTES;
+    begin = begin < FAULT_WINDOW_BYTES ? 0 : begin - FAULT_WINDOW_BYTES;
+    size_t end = (offset + n_bytes + FOLIO_BYTES - 1) / FOLIO_BYTES * FOLIO_BYTES + FAULT_WINDOW_BYTES;
+    end = end > map->n_bytes ? map->n_bytes : end;
+    qc_mapped_release(map, begin, end - begin);
+}
+
 int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes, qc_err *err)
 {
     int fd = -1;

@@ -28,6 +28,9 @@ void qc_file_unmap(qc_mapped *map);
  * Keeps peak memory at what is in use although whole files are mapped. */
 void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes);
 
+/* The same with a margin: pages around that came along when these were touched go as well. */
+void qc_mapped_release_around(const qc_mapped *map, size_t offset, size_t n_bytes);
+
 /* Whole file into an owned, NUL-terminated buffer (qc_free). QC_E_INPUT if over max_bytes, which bounds what
  * a hostile path can make us allocate. "-" is not special. */
 int qc_file_read(const char *path, size_t max_bytes, char **ret_text, size_t *ret_bytes,

@@ -3,6 +3,7 @@
 #include "main.h"
 #include "open.h"
 #include "qc_alloc.h"
+#include "qc_blocks.h"
 #include "qc_file.h"
 #include "qc_json.h"
 #include "qc_sha256.h"
@@ -20,12 +21,14 @@
 
 /* ---- texts ---- */
 
-/* "BF16", or "INT4 g128 sym F16" of a tensor on a grid. */
+/* "BF16", or "INT4 g128 sym F16" of a tensor on a grid; grids that only GGUF has go by their type there. */
 static void type_text(const qc_tensor_info *info, char *ret, size_t ret_bytes)
 {
     const qc_grid *g = &info->grid;
     if (info->dtype != QC_DT_GRID)
         snprintf(ret, ret_bytes, "%s", qc_dtype_name(info->dtype));
+    else if (g->kind != QC_GRID_AFFINE)
+        snprintf(ret, ret_bytes, "%s", qc_block_by_grid(g)->name);
     else if (g->group_elems >= qc_tensor_cols(info))
         snprintf(ret, ret_bytes, "INT%d channel %s %s", g->bits, g->symmetric ? "sym" : "asym",
                  qc_dtype_name(g->scale_dtype));
@@ -90,6 +93,8 @@ static void add_tensor(cJSON *list, const qc_tensor_info *info)
     if (info->dtype != QC_DT_GRID)
         return;
     cJSON *grid = cJSON_AddObjectToObject(item, "grid");
+    if (g->kind != QC_GRID_AFFINE)
+        cJSON_AddStringToObject(grid, "type", qc_block_by_grid(g)->name);
     cJSON_AddNumberToObject(grid, "bits", g->bits);
     cJSON_AddBoolToObject(grid, "symmetric", g->symmetric);
     cJSON_AddNumberToObject(grid, "group", (double)g->group_elems);

@@ -1,3 +1,4 @@
+#include "gguf.h"
 #include "inspect.h"
 #include "json_text.h"
 #include "open.h"
@@ -60,7 +61,7 @@ static int load_tokenizer(const char *path, qc_tokenizer **ret, qc_err *err)
 {
     if (qc_path_is_dir(path))
         return load_folder(path, ret, err);
-    if (!qc_qpk_probe(path))
+    if (!qc_qpk_probe(path) && !qc_gguf_probe_path(path))
         return load_json(path, ret, err);
     qc_source *src;
     QC_TRY(qc_source_open(path, &src, err));

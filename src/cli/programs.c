@@ -121,7 +121,7 @@ static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]",
 static const qc_opt_note qinspect_commands[] = {
     {"tokenize", "text on stdin to an array of token ids on stdout; PATH is a tokenizer.json (its own rules "
                  "only), a model folder "
-                 "(tokenizer_config.json counts too) or a packed file"},
+                 "(tokenizer_config.json counts too), a packed file or a GGUF file"},
     {"detokenize", "array of token ids on stdin to text on stdout"},
     {"hash", "SHA-256 of a file, or of every file of a folder"},
     {0}};
@@ -136,15 +136,16 @@ const qc_program qc_program_qinspect = {
     .name = "qinspect",
     .summary = "list, check and hash checkpoints and packed files, and run their tokenizers",
     .synopsis = qinspect_synopsis,
-    .description = "Without a command: list the tensors of a checkpoint folder or packed file, with type, "
-                   "shape and bytes.\n\n"
-                   "Text must be UTF-8: invalid bytes are an error that names the first of them (exit code "
-                   "3). With --jsonl such a "
-                   "line, and one that is no JSON string or holds a surrogate without its partner, is "
-                   "answered by null, the other "
-                   "lines are answered as ever, and the first bad line is named at the end (exit code 3). "
-                   "Special tokens that are "
-                   "spelled in the text become those tokens.",
+    .description =
+        "Without a command: list the tensors of a checkpoint folder, packed file or GGUF file, with "
+        "type, shape and bytes.\n\n"
+        "Text must be UTF-8: invalid bytes are an error that names the first of them (exit code "
+        "3). With --jsonl such a "
+        "line, and one that is no JSON string or holds a surrogate without its partner, is "
+        "answered by null, the other "
+        "lines are answered as ever, and the first bad line is named at the end (exit code 3). "
+        "Special tokens that are "
+        "spelled in the text become those tokens.",
     .commands = qinspect_commands,
     .opts = qinspect_opts,
     .examples = qinspect_examples,

@@ -31,6 +31,18 @@ int64_t qc_tensor_n_groups(const qc_tensor_info *info)
     return (qc_tensor_cols(info) + info->grid.group_elems - 1) / info->grid.group_elems;
 }
 
+qc_code_rows qc_code_rows_from(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, int64_t row)
+{
+    int64_t groups = row * ((cols + grid->group_elems - 1) / grid->group_elems);
+    int64_t supers = grid->super_elems ? row * (cols / grid->super_elems) : 0;
+    return (qc_code_rows){.codes = rows->codes + row * cols,
+                          .scales = rows->scales + groups,
+                          .zeros = rows->zeros ? rows->zeros + groups : NULL,
+                          .mins = rows->mins ? rows->mins + groups : NULL,
+                          .supers = rows->supers ? rows->supers + 2 * supers : NULL,
+                          .subs = rows->subs ? rows->subs + 2 * groups : NULL};
+}
+
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst)
 {
     int64_t n_groups = (cols + grid->group_elems - 1) / grid->group_elems;
@@ -40,6 +52,12 @@ void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t 
         for (int64_t g = 0; g < n_groups; g++) {
             int64_t end = (g + 1) * grid->group_elems < cols ? (g + 1) * grid->group_elems : cols;
             float scale = rows->scales[r * n_groups + g];
+            if (qc_grid_has_min(grid)) {
+                float min = rows->mins[r * n_groups + g];
+                for (int64_t c = g * grid->group_elems; c < end; c++)
+                    y[c] = scale * (float)q[c] + min;
+                continue;
+            }
             int zero = grid->symmetric ? 1 << (grid->bits - 1) : rows->zeros[r * n_groups + g];
             for (int64_t c = g * grid->group_elems; c < end; c++)
                 y[c] = scale * (float)((int)q[c] - zero);

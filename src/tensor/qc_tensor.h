@@ -3,7 +3,11 @@
  * A matrix is [rows, cols] = [out, in], row major; a tensor of another rank is seen as rows = product of all
  * but the last dimension, cols = the last one (a vector is one row). A tensor is dense (dtype says how) or
  * lies on a quantization grid (dtype QC_DT_GRID): integer codes, and per row and group of input columns a
- * scale and, unless the grid is symmetric, a zero point:   value = scale * (code - zero). */
+ * scale and, unless the grid is symmetric, a zero point or a minimum:
+ *     affine   value = scale * (code - zero), zero an integer; 2^(bits - 1) if symmetric
+ *     minimum  value = scale * code + min
+ *     super    the same with scale = d * sub_scale and min = -(dmin * sub_min), small integers that share one
+ *              d and dmin in each super-block; symmetric: value = scale * (code - 2^(bits - 1)) */
 #ifndef QC_TENSOR_H
 #define QC_TENSOR_H
 
@@ -17,17 +21,27 @@
 #define QC_MAX_DIMS 4
 
 typedef enum {
-    QC_GRID_NONE = 0,  /* dense */
-    QC_GRID_AFFINE = 1 /* scale * (code - zero) */
+    QC_GRID_NONE = 0,   /* dense */
+    QC_GRID_AFFINE = 1, /* scale * (code - zero) */
+    QC_GRID_MIN = 2,    /* scale * code + min */
+    QC_GRID_SUPER = 3   /* scales (and minima) of groups are integers times those of a super-block */
 } qc_grid_kind;
 
 typedef struct qc_grid {
     qc_grid_kind kind;
     int bits;             /* 2 .. 8; codes are unsigned, 0 .. 2^bits - 1 */
-    bool symmetric;       /* every zero point is 2^(bits - 1) and none is stored */
+    bool symmetric;       /* every zero point is 2^(bits - 1) and none is stored, nor is a minimum */
     int64_t group_elems;  /* consecutive input columns that share a scale; = cols for one scale per row */
-    qc_dtype scale_dtype; /* QC_DT_F16, QC_DT_BF16 or QC_DT_F32: scales are exact in it */
+    qc_dtype scale_dtype; /* QC_DT_F16, QC_DT_BF16 or QC_DT_F32: scales (minima, d, dmin) are exact in it */
+    int64_t super_elems;  /* QC_GRID_SUPER: columns of a super-block, a multiple of the group; else 0 */
+    int sub_bits; /* QC_GRID_SUPER: of sub-scales and sub-minima; those of a symmetric grid are signed */
 } qc_grid;
+
+/* Is the last word of a grid's values a minimum that is added, instead of a zero point? */
+static inline bool qc_grid_has_min(const qc_grid *grid)
+{
+    return grid->kind == QC_GRID_MIN || (grid->kind == QC_GRID_SUPER && !grid->symmetric);
+}
 
 /* Plain description; strings belong to whoever made it. */
 typedef struct qc_tensor_info {
@@ -48,13 +62,21 @@ int64_t qc_tensor_cols(const qc_tensor_info *info);    /* 1 for rank 0 */
 /* Number of groups per row, ceil(cols / group_elems); 0 for a dense tensor. */
 int64_t qc_tensor_n_groups(const qc_tensor_info *info);
 
-/* Some rows of a tensor on a grid, unpacked. The arrays belong to the caller. */
+/* Some rows of a tensor on a grid, unpacked. The arrays belong to the caller. scales and mins of a grid of
+ * super-blocks are the products (exact in float32); what is stored stands in the last three. */
 typedef struct qc_code_rows {
     int64_t n_rows;
     uint8_t *codes; /* [n_rows, cols] */
     float *scales;  /* [n_rows, n_groups], exact in the grid's scale_dtype; may be negative */
-    uint8_t *zeros; /* [n_rows, n_groups]; NULL if the grid is symmetric */
+    uint8_t *zeros; /* [n_rows, n_groups]; NULL if the grid is symmetric or has minima */
+    float *mins;    /* [n_rows, n_groups]: what is added to scale * code; NULL if the grid has no minima */
+    /* QC_GRID_SUPER, else NULL: */
+    float *supers; /* [n_rows, n_supers, 2] d and dmin (0 if symmetric) */
+    int16_t *subs; /* [n_rows, n_groups, 2] sub-scale and sub-minimum (0 if symmetric) */
 } qc_code_rows;
+
+/* The rows from `row` on, as a view (of 0 rows so far). */
+qc_code_rows qc_code_rows_from(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, int64_t row);
 
 /* dst[n_rows, cols] = values of the rows. `group_elems` may leave a shorter last group. */
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst);

@@ -80,7 +80,8 @@ static void fill(matrix *m, const qc_grid *grid, uint64_t seed)
         m->scales[i] = i == 3 ? -0.0f : (float)qc_rng_normal(&rng);
         m->zeros[i] = (uint8_t)qc_rng_below(&rng, 1u << grid->bits);
     }
-    m->rows = (qc_code_rows){ROWS, m->codes, m->scales, grid->symmetric ? NULL : m->zeros};
+    m->rows = (qc_code_rows){
+        .n_rows = ROWS, .codes = m->codes, .scales = m->scales, .zeros = grid->symmetric ? NULL : m->zeros};
 }
 
 /* Layer n: one matrix for each width of codes, symmetric in odd layers, a vector and a text. */
@@ -119,7 +120,8 @@ static void expect_codes(const qc_journal *j, int n, int bits, int64_t row0, int
     qc_grid grid = grid_of(bits, n % 2);
     fill(&want, &grid, (uint64_t)(n * 10 + bits));
     memset(&got, 0xAA, sizeof got);
-    got.rows = (qc_code_rows){0, got.codes, got.scales, grid.symmetric ? NULL : got.zeros};
+    got.rows =
+        (qc_code_rows){.codes = got.codes, .scales = got.scales, .zeros = grid.symmetric ? NULL : got.zeros};
     snprintf(name, sizeof name, "layers.%d.w%d", n, bits);
     qc_err err = {0};
     ck_assert_msg(qc_journal_read_codes(j, name, &grid, COLS, row0, n_rows, &got.rows, &err) == QC_OK, "%s",

@@ -320,7 +320,8 @@ static void hessian_args_new(hessian_args *a, int64_t n)
         a->inv[i] = 0.5f;
         a->pivots[i] = 1;
     }
-    a->grid = (qc_grid){QC_GRID_AFFINE, 4, true, GROUP, QC_DT_F16};
+    a->grid = (qc_grid){
+        .kind = QC_GRID_AFFINE, .bits = 4, .symmetric = true, .group_elems = GROUP, .scale_dtype = QC_DT_F16};
     a->rows = (qc_round_rows){.n_rows = ROWS, .n_cols = n, .target = random_floats(ROWS * n)};
     a->rows.error = random_floats(ROWS * n);
     a->rows.codes = calloc((size_t)(ROWS * n), 1);

@@ -793,7 +793,11 @@ START_TEST(empty)
         float nothing = 5;
         double sum = 5;
         int64_t bad = 5;
-        qc_grid grid = {QC_GRID_AFFINE, 4, true, 16, QC_DT_F16};
+        qc_grid grid = {.kind = QC_GRID_AFFINE,
+                        .bits = 4,
+                        .symmetric = true,
+                        .group_elems = 16,
+                        .scale_dtype = QC_DT_F16};
         qc_round_rows rows = {.target = &nothing, .error = &nothing, .scales = &nothing};
         for (rows.n_cols = 0; rows.n_cols < 2; rows.n_cols++) { /* no rows, with and without columns */
             ck_assert_int_eq(be->round_forward(be, &nothing, &grid, &rows, &err), QC_OK);

@@ -631,8 +631,8 @@ typedef struct file_case {
 } file_case;
 
 static const file_case no_folders[] = {
-    {"m.gguf", "GGUF....", "GGUF files are not read", QC_E_UNSUPPORTED},
-    {"renamed", "GGUF....", "GGUF files are not read", QC_E_UNSUPPORTED},
+    {"m.gguf", "xx", "no GGUF file", QC_E_UNSUPPORTED},
+    {"renamed", "GGUF....", "version and counts reach beyond the end", QC_E_INPUT},
     {"model.safetensors", "12345678{}", "give the folder that holds it and its config.json",
      QC_E_UNSUPPORTED},
     {"config.json", "{}", "a json file is no model", QC_E_UNSUPPORTED},

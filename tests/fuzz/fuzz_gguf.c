@@ -1,0 +1,57 @@
+/* GGUF files: no input may crash; what is accepted lies inside the file, and side files made from it are
+ * JSON. */
+#include "fuzz.h"
+#include "gguf_internal.h"
+#include "qc_alloc.h"
+#include "qc_json.h"
+
+#include <string.h>
+
+static void check_error(int rc, const qc_err *err)
+{
+    FUZZ_CHECK(rc == QC_E_INPUT || rc == QC_E_UNSUPPORTED);
+    FUZZ_CHECK(err->code == rc && strncmp(err->msg, "fuzz: ", 6) == 0 && !strchr(err->msg, '\n'));
+}
+
+static void check_text(int rc, char *text, const qc_err *err)
+{
+    cJSON *doc = NULL;
+    if (rc < 0)
+        check_error(rc, err);
+    else if (text)
+        FUZZ_CHECK(qc_json_parse(text, strlen(text), "made", false, &doc, NULL) == QC_OK);
+    cJSON_Delete(doc);
+    qc_free(text);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
+{
+    qc_gguf_file file = {0};
+    qc_gguf_shape shape;
+    qc_err err = {0};
+    int rc = qc_gguf_parse(data, n_bytes, "fuzz", &file, &err);
+    if (rc < 0) {
+        check_error(rc, &err);
+        return 0;
+    }
+    for (int64_t i = 0; i < file.n_tensors; i++) {
+        const qc_gguf_tensor *t = &file.tensors[i];
+        float first[QC_BLOCK_MAX_ELEMS];
+        FUZZ_CHECK(t->n_bytes == 0 || (t->offset <= n_bytes && t->n_bytes <= n_bytes - t->offset));
+        if (t->n_bytes > 0 && t->type->dtype == QC_DT_GRID)
+            qc_block_decode(t->type, data + t->offset, 1, first);
+    }
+    char *text = NULL;
+    if ((rc = qc_gguf_read_shape(&file, &shape, &err)) < 0)
+        check_error(rc, &err);
+    else
+        check_text(qc_gguf_make_config(&file, &shape, &text, &err), text, &err);
+    text = NULL;
+    check_text(qc_gguf_make_generation_config(&file, &text, &err), text, &err);
+    text = NULL;
+    check_text(qc_gguf_make_tokenizer_config(&file, &text, &err), text, &err);
+    text = NULL;
+    check_text(qc_gguf_make_tokenizer(&file, &text, &err), text, &err);
+    qc_gguf_clear(&file);
+    return 0;
+}
