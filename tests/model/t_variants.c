@@ -85,58 +85,74 @@ START_TEST(variants)
 }
 END_TEST
 
-/* One workspace meets sequences on both sides of the original length: each is run with its own angles. */
-START_TEST(lengths_in_turn)
+#define DYNAMIC "{\"max_position_embeddings\": 16, \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 4}}"
+#define LONGROPE                                                                                             \
+    "{\"original_max_position_embeddings\": 16, \"rope_scaling\": {\"type\": \"su\", "                       \
+    "\"short_factor\": [1, 1, 1, 1, 1, 1, 1, 1], \"long_factor\": [1, 1, 2, 2, 3, 3, 4, 4]}}"
+
+/* Up to the original length dynamic scaling is none. */
+START_TEST(dynamic_begins_beyond_the_original_length)
 {
-    static const char *const patches[] = {
-        "{\"max_position_embeddings\": 16, \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 4}}",
-        "{\"rope_scaling\": null}"};
     int64_t n_ids;
     int32_t *ids = golden_ids("llama", &n_ids);
-    float *logits[2][2];
-    for (int i = 0; i < 2; i++) {
-        cJSON *patch = cJSON_Parse(patches[i]);
-        for (int k = 0; k < 2; k++) {
-            run_result r = run_patched("llama", patch, ids, k ? 40 : 12);
-            logits[i][k] = r.logits;
-            qc_free(r.states);
-        }
-        cJSON_Delete(patch);
+    cJSON *patches[] = {cJSON_Parse(DYNAMIC), cJSON_Parse("{}")};
+    for (int n = 15; n <= 17; n++) {
+        run_result a = run_patched("llama", patches[0], ids, n), b = run_patched("llama", patches[1], ids, n);
+        bool same = memcmp(a.logits, b.logits, (size_t)(n * a.vocab) * sizeof(float)) == 0;
+        ck_assert_int_eq(same, n <= 16);
+        run_free(&a);
+        run_free(&b);
     }
-    ck_assert_mem_eq(logits[0][0], logits[1][0], 12 * 512 * sizeof(float));
-    ck_assert_mem_ne(logits[0][1], logits[1][1], 40 * 512 * sizeof(float));
+    cJSON_Delete(patches[0]);
+    cJSON_Delete(patches[1]);
+    qc_free(ids);
+}
+END_TEST
 
-    mem_source *m = mem_tiny("llama");
+/* One workspace meets sequences on both sides of the original length: each is run with its own angles. */
+static void check_lengths_in_turn(const char *name, const char *patch)
+{
+    static const int lengths[] = {40, 12, 40};
+    mem_source *m = mem_tiny(name);
     qc_model model;
     qc_backend *be = NULL;
     qc_workspace *ws = NULL;
     qc_layer *layer = NULL;
     static float x[3][40 * 128];
-    static const int lengths[] = {40, 12, 40};
-    mem_patch(m, patches[0]);
+    int64_t n_ids;
+    int32_t *ids = golden_ids(name, &n_ids);
+    mem_patch(m, patch);
     ck_assert_int_eq(qc_backend_cpu_new(NULL, QC_COMPUTE_F32, &be, NULL), QC_OK);
     ck_assert_int_eq(qc_model_open(&m->base, &model, NULL), QC_OK);
+    ck_assert_int_le(model.config.hidden, 128);
     ck_assert_int_eq(qc_workspace_new(&model, be, 40, &ws, NULL), QC_OK);
     ck_assert_int_eq(qc_layer_load(&model, be, 0, &layer, NULL), QC_OK);
     for (int i = 0; i < 3; i++) {
         ck_assert_int_eq(qc_model_embed(&model, ids, lengths[i], x[i], NULL), QC_OK);
         ck_assert_int_eq(qc_layer_forward(layer, ws, x[i], lengths[i], NULL), QC_OK);
     }
-    ck_assert_mem_eq(x[0], x[2], sizeof x[0]);
-    ck_assert_mem_ne(x[0], x[1], 12 * 128 * sizeof(float));
+    ck_assert_mem_eq(x[0], x[2], (size_t)(40 * model.config.hidden) * sizeof(float));
+    ck_assert_mem_ne(x[0], x[1], (size_t)(12 * model.config.hidden) * sizeof(float));
     qc_layer_free(layer);
     qc_workspace_free(ws);
     qc_model_close(&model);
     qc_backend_close(be);
     mem_close(m);
-    for (int i = 0; i < 4; i++)
-        qc_free(logits[i / 2][i % 2]);
     qc_free(ids);
+}
+
+START_TEST(lengths_in_turn)
+{
+    check_lengths_in_turn("llama", DYNAMIC);
+    check_lengths_in_turn("phi3", LONGROPE);
 }
 END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"variants", variants}, {"lengths_in_turn", lengths_in_turn}, {NULL, NULL}};
+    const test_case cases[] = {{"variants", variants},
+                               {"dynamic", dynamic_begins_beyond_the_original_length},
+                               {"lengths_in_turn", lengths_in_turn},
+                               {NULL, NULL}};
     return run_tests("variants", cases);
 }
