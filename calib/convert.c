@@ -192,7 +192,7 @@ static qc_tensor_solve solve_account(const qc_matrix_record *m)
                              .order = m->order,
                              .error = m->result.error,
                              .error_rtn = m->result.error_rtn,
-                             .error_norm = m->result.norm,
+                             .error_norm = m->norm,
                              .damp = m->input.damp,
                              .n_dead = m->input.n_dead,
                              .n_tokens = m->tokens,

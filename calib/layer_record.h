@@ -13,6 +13,7 @@ typedef struct qc_matrix_record {
     const char *order;  /* static: "none", "static", "min-pivot"; NULL for rtn */
     qc_gptq_input_info input;
     qc_gptq_result result;
+    double norm; /* of qc_gptq_norm */
     qc_quant_stats stats;
     int64_t tokens; /* that the statistics saw */
     double seconds; /* of rounding this matrix; the preparation of its input counts for the first one */

@@ -333,12 +333,12 @@ static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input
         qc_code_rows rows = rows_from(m, row, n);
         if (stats->drift || stats->lack)
             QC_TRY(correct_rows(j, m, input, stats, row, n, err));
-        if (qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err) < 0)
+        if (qc_gptq_matrix(input, m->w, n, &m->item->spec, &rows, &record->stats, &r, err) < 0 ||
+            qc_gptq_norm(input, m->w, n, &record->norm, err) < 0)
             return qc_err_prefix(err, "%s: tensor %s, rows from %lld", src->path, m->info->name,
                                  (long long)row);
         record->result.error += r.error;
         record->result.error_rtn += r.error_rtn;
-        record->result.norm += r.norm;
         record->result.n_rtn_rows += r.n_rtn_rows;
         record->result.all_rtn = r.all_rtn;
         j->record.times.solve += qc_now_seconds() - start;

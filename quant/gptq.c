@@ -485,7 +485,7 @@ typedef struct slice {
     int32_t *group_of;      /* host [n] group of a position */
     qc_code_rows best;      /* host copies of the best codes, scales and zeros of each row so far */
     bool *best_is_rtn;      /* host [R] */
-    double *error_rtn, *error_now, *error_best, *norm; /* host [R] */
+    double *error_rtn, *error_now, *error_best; /* host [R] */
 } slice;
 
 static void slice_free(slice *s)
@@ -495,9 +495,8 @@ static void slice_free(slice *s)
     for (int i = 0; i < 3; i++)
         if (buffers[i])
             be->free(be, buffers[i]);
-    void *arrays[] = {s->best_is_rtn, s->error_best, s->host,        s->ordered_codes,
-                      s->group_of,    s->best.codes, s->best.scales, s->best.zeros,
-                      s->error_rtn,   s->error_now,  s->norm};
+    void *arrays[] = {s->best_is_rtn, s->error_best,  s->host,       s->ordered_codes, s->group_of,
+                      s->best.codes,  s->best.scales, s->best.zeros, s->error_rtn,     s->error_now};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -517,9 +516,8 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     s->error_now = qc_alloc((size_t)most, sizeof *s->error_now);
     s->error_best = qc_alloc((size_t)most, sizeof *s->error_best);
     s->best_is_rtn = qc_alloc((size_t)most, sizeof *s->best_is_rtn);
-    s->norm = qc_alloc((size_t)most, sizeof *s->norm);
     if (!s->host || !s->ordered_codes || !s->group_of || !s->best.codes || !s->best.scales ||
-        !s->best.zeros || !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn || !s->norm)
+        !s->best.zeros || !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn)
         return qc_fail_nomem(err, "rows in work", n_codes * sizeof *s->host);
     s->target = be->alloc(be, most * n, err);
     s->error = be->alloc(be, most * n, err);
@@ -585,8 +583,7 @@ static int round_to_nearest(slice *s, qc_quant_stats *stats, qc_err *err)
     QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->no_data ? NULL : in->diag, &s->rows, stats,
                        err));
     QC_TRY(put_errors(s, err));
-    QC_TRY(measure(s, s->error, s->error_rtn, err));
-    return measure(s, s->target, s->norm, err);
+    return measure(s, s->error, s->error_rtn, err);
 }
 
 static qc_round_rows rows_in_work(slice *s)
@@ -757,7 +754,6 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
     QC_TRY(check_rows(s, err));
     ret->error += sum_of(s->error_best, s->n_rows);
     ret->error_rtn += sum_of(s->error_rtn, s->n_rows);
-    ret->norm += sum_of(s->norm, s->n_rows);
     put_targets(s);
     for (int64_t r = 0; r < s->n_rows; r++)
         add_row_stats(s, r, s->host + r * s->in->n, stats);
@@ -793,4 +789,27 @@ int qc_gptq_matrix(qc_gptq_input *in, const float *w, int64_t n_rows, const qc_q
     *stats = sums;
     *ret = result;
     return QC_OK;
+}
+
+int qc_gptq_norm(const qc_gptq_input *in, const float *w, int64_t n_rows, double *ret, qc_err *err)
+{
+    qc_backend *be = in->be;
+    int64_t most = qc_min_i64(n_rows, SLICE_ROWS);
+    double *norms = qc_alloc((size_t)most, sizeof *norms);
+    float *rows = be->alloc(be, most * in->n, err);
+    int rc = !rows   ? QC_E_RESOURCE
+             : norms ? QC_OK
+                     : qc_fail_nomem(err, "norms of rows", (size_t)most * sizeof *norms);
+    for (int64_t row = 0; row < n_rows && rc == QC_OK; row += SLICE_ROWS) {
+        int64_t some = qc_min_i64(SLICE_ROWS, n_rows - row);
+        rc = be->upload(be, rows, w + row * in->n, some * in->n, err);
+        if (rc == QC_OK)
+            rc = be->hessian_error(be, in->h, rows, some, in->n, norms, err);
+        if (rc == QC_OK)
+            *ret += sum_of(norms, some);
+    }
+    if (rows)
+        be->free(be, rows);
+    qc_free(norms);
+    return rc;
 }

@@ -63,7 +63,6 @@ typedef struct qc_gptq_result {
     double error;       /* of the codes that were returned */
     double error_rtn;   /* of RTN with the same grid and the same search */
     double error_solve; /* after the first GPTQ pass alone; = error_rtn if the input could not be prepared */
-    double norm;        /* w H w^T */
     int64_t n_rtn_rows; /* rows where RTN was better than GPTQ, so that it was what the polish began with */
     bool all_rtn;       /* the input could not be prepared */
 } qc_gptq_result;
@@ -74,5 +73,9 @@ typedef struct qc_gptq_result {
 int qc_gptq_matrix(qc_gptq_input *input, const float *w, int64_t n_rows, const qc_quant_spec *spec,
                    qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret,
                    qc_err *err) QC_WARN_UNUSED;
+
+/* *ret += sum over the rows of w[n_rows, n] (host) of w H w^T, what the errors of a matrix compare with. */
+int qc_gptq_norm(const qc_gptq_input *input, const float *w, int64_t n_rows, double *ret,
+                 qc_err *err) QC_WARN_UNUSED;
 
 #endif

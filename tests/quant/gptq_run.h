@@ -17,6 +17,7 @@ typedef struct gptq_run {
     qc_quant_spec spec;
     qc_gptq_input_info info;
     qc_gptq_result result;
+    double norm;
     qc_code_rows rows;
     qc_quant_stats stats;
     qc_err err;
@@ -56,6 +57,8 @@ static inline gptq_run gptq_matrix(qc_gptq_input *in, int64_t n, const float *w,
     g.rows.scales = test_alloc(n_rows * g.n_groups, sizeof(float));
     g.rows.zeros = spec->grid.symmetric ? NULL : test_alloc(n_rows * g.n_groups, 1);
     g.rc = qc_gptq_matrix(in, w, n_rows, spec, &g.rows, &g.stats, &g.result, &g.err);
+    if (g.rc == 0)
+        g.rc = qc_gptq_norm(in, w, n_rows, &g.norm, &g.err);
     return g;
 }
 
