@@ -42,13 +42,10 @@ static int open_inputs(job *j, qc_err *err)
     if (!r->verify.enabled)
         return QC_OK;
     QC_TRY(qc_measure_text(r, &j->text, err));
-    int64_t limit = j->model.config.max_positions, length = qc_measure_length(r, limit);
-    if (length > limit)
-        return qc_fail(err, QC_E_USAGE, "verify.length %lld: %s has at most %lld positions",
-                       (long long)length, r->model, (long long)limit);
+    qc_cut_rule rule;
+    QC_TRY(qc_measure_rule(r, j->model.config.max_positions, &rule, err));
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
-    return qc_windows_of_model(j->src, j->text, length, r->verify.windows, r->verify.plain_special,
-                               qc_measure_options(r).memory_bytes, &j->windows, err);
+    return qc_windows_of_model(j->src, j->text, &rule, qc_measure_options(r).memory_bytes, &j->windows, err);
 }
 
 static void close_job(job *j, bool ended)
@@ -92,7 +89,8 @@ static void plan_resources(job *j)
     work = j->budget_plan_bytes > work ? j->budget_plan_bytes : work;
     if (j->recipe->verify.enabled) {
         const qc_model_config *c = &j->model.config;
-        qc_eval_plan_bytes(c, c, j->windows.length, j->windows.n_windows * j->windows.length, &full, &least);
+        qc_eval_plan_bytes(c, c, j->windows.length, qc_windows_ids(&j->windows, j->windows.n_windows), &full,
+                           &least);
         if (j->recipe->run.memory_bytes && full + QC_PROGRAM_BYTES > j->recipe->run.memory_bytes) {
             scratch = full - least > scratch ? full - least : scratch; /* one after the other */
             full = least;

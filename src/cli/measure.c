@@ -33,7 +33,17 @@ int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err)
     return *ret ? QC_OK : qc_fail_nomem(err, "text path", strlen(text));
 }
 
-int64_t qc_measure_length(const qc_recipe *recipe, int64_t max_positions)
+int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule *ret, qc_err *err)
 {
-    return recipe->verify.length ? recipe->verify.length : qc_min_i64(max_positions, 2048);
+    const qc_recipe_verify *v = &recipe->verify;
+    int64_t usual = v->protocol == QC_PROTOCOL_LLAMA ? 512 : 2048;
+    *ret = (qc_cut_rule){.protocol = (qc_protocol)v->protocol,
+                            .length = v->length ? v->length : qc_min_i64(max_positions, usual),
+                            .stride = v->stride,
+                            .n_windows = v->windows,
+                            .plain_special = v->plain_special};
+    if (ret->length <= max_positions)
+        return QC_OK;
+    return qc_fail(err, QC_E_USAGE, "verify.length %lld: the model has at most %lld positions",
+                   (long long)ret->length, (long long)max_positions);
 }

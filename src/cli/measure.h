@@ -14,7 +14,9 @@ int qc_measure_check_cap(const qc_recipe *recipe, const char *name, qc_err *err)
 /* verify.text, or the bundled text without one; owned. */
 int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err) QC_WARN_UNUSED;
 
-/* verify.length, or 2,048 and at most the model's `max_positions` without one. */
-int64_t qc_measure_length(const qc_recipe *recipe, int64_t max_positions);
+/* How the text of `verify` is cut for models of at most max_positions. QC_E_USAGE: a longer window was asked
+ * for. */
+int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule *ret,
+                    qc_err *err) QC_WARN_UNUSED;
 
 #endif

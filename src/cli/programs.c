@@ -35,8 +35,10 @@ static const qc_opt qconvert_opts[] = {
     {"force", 'f', .help = "replace outputs that exist, once the new ones are verified"},
     {"keep-failed", .help = "keep an artifact whose gate failed under its own name, not as NAME.rejected"},
     {"text", .group = "Verification", .key = "verify.text"},
+    {"protocol", .key = "verify.protocol"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
+    {"stride", .key = "verify.stride"},
     {"plain-special", .key = "verify.plain_special", .value = "true",
      .help = "text that spells a special token is ordinary text, not that token"},
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
@@ -158,8 +160,10 @@ static const qc_opt qeval_opts[] = {
     {"reference", 'r', .group = "Evaluation", .arg = "MODEL",
      .help = "measure against this model: KL divergence, agreement"},
     {"text", .key = "verify.text"},
+    {"protocol", .key = "verify.protocol"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
+    {"stride", .key = "verify.stride"},
     {"plain-special", .key = "verify.plain_special", .value = "true",
      .help = "text that spells a special token is ordinary text, not that token"},
     {"ids", .arg = "FILE",
@@ -187,11 +191,12 @@ const qc_program qc_program_qeval = {
     .summary = "perplexity and KL divergence of a model",
     .synopsis = qeval_synopsis,
     .description =
-        "Cut a text into windows of equal length that do not overlap, run the model over each from position "
-        "0 and print "
-        "the perplexity: exp of the mean negative log-likelihood of all tokens but the first of each window. "
-        "With a "
-        "reference both models walk the same windows and their distributions are compared exactly.",
+        "Cut a text into windows, run the model over each from position 0 and print the perplexity: exp of "
+        "the mean negative log-likelihood of the scored tokens. With a reference both models walk the same "
+        "windows and their distributions are compared exactly: KL divergence, change of the probability of "
+        "the true token, agreement, each with its standard error.\n\n"
+        "docs/report.md says what each protocol scores and what the figures mean; it is installed in "
+        "share/doc/qconvert.",
     .opts = qeval_opts,
     .examples = qeval_examples,
     .max_operands = 1,

@@ -10,6 +10,7 @@
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
+#include "qc_math.h"
 #include "recipe.h"
 #include "report.h"
 
@@ -50,20 +51,20 @@ static void close_input(input *in)
 
 /* ---- a text ---- */
 
-static int cut_text(const eval_job *j, const input *in, const char *text, int64_t length, int64_t n_windows,
+static int cut_text(const eval_job *j, const input *in, const char *text, const qc_cut_rule *rule,
                     qc_windows *ret, qc_err *err)
 {
-    return qc_windows_of_model(in->src, text, length, n_windows, j->recipe.verify.plain_special,
-                               qc_measure_options(&j->recipe).memory_bytes, ret, err);
+    return qc_windows_of_model(in->src, text, rule, qc_measure_options(&j->recipe).memory_bytes, ret, err);
 }
 
 /* Both models must see the same ids, else their figures are about different things. */
-static int check_same_ids(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
+static int check_same_ids(const eval_job *j, const char *text, const qc_cut_rule *rule,
+                          const qc_windows *windows, qc_err *err)
 {
     qc_windows other = {0};
     if (!j->reference.is_open)
         return QC_OK;
-    int rc = cut_text(j, &j->reference, text, windows->length, windows->n_windows, &other, err);
+    int rc = cut_text(j, &j->reference, text, rule, &other, err);
     if (rc == QC_OK && strcmp(other.ids_sha256, windows->ids_sha256) != 0)
         rc = qc_fail(err, QC_E_INPUT, "%s and %s turn the text %s into different token ids", j->recipe.model,
                      j->reference.src->path, text);
@@ -71,23 +72,20 @@ static int check_same_ids(const eval_job *j, const char *text, const qc_windows 
     return rc;
 }
 
-static int window_length(const eval_job *j, int64_t *ret, qc_err *err)
+static int64_t max_positions(const eval_job *j)
 {
     int64_t limit = j->model.model.config.max_positions;
-    if (j->reference.is_open && j->reference.model.config.max_positions < limit)
-        limit = j->reference.model.config.max_positions;
-    int64_t length = qc_measure_length(&j->recipe, limit);
-    if (length > limit)
-        return qc_args_fail(j->args->program, err, "--length %lld: the model has at most %lld positions",
-                            (long long)length, (long long)limit);
-    *ret = length;
-    return QC_OK;
+    if (j->reference.is_open)
+        limit = qc_min_i64(limit, j->reference.model.config.max_positions);
+    return limit;
 }
 
 static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *err)
 {
     qc_buf text = {0};
     int rc = qc_report_evaluation_text(e, &text, err);
+    if (rc == QC_OK)
+        rc = qc_report_evaluation_details(e, &text, err);
     if (rc == QC_OK && j->reference.is_open)
         printf("%s against %s\n%s", j->recipe.model, j->reference.src->path, text.data);
     else if (rc == QC_OK)
@@ -119,13 +117,13 @@ static int score_windows(const eval_job *j, const char *text, const qc_windows *
 static int evaluate_text(const eval_job *j, qc_err *err)
 {
     char *text = NULL;
-    int64_t length = 0;
+    qc_cut_rule rule;
     qc_windows windows = {0};
-    QC_TRY(window_length(j, &length, err));
+    QC_TRY(qc_measure_rule(&j->recipe, max_positions(j), &rule, err));
     QC_TRY(qc_measure_text(&j->recipe, &text, err));
-    int rc = cut_text(j, &j->model, text, length, j->recipe.verify.windows, &windows, err);
+    int rc = cut_text(j, &j->model, text, &rule, &windows, err);
     if (rc == QC_OK)
-        rc = check_same_ids(j, text, &windows, err);
+        rc = check_same_ids(j, text, &rule, &windows, err);
     if (rc == QC_OK)
         rc = score_windows(j, text, &windows, err);
     qc_windows_clear(&windows);

@@ -118,8 +118,10 @@ typedef struct qc_limit {
 typedef struct qc_recipe_verify {
     bool enabled;
     char *text;         /* NULL = the bundled held-out text */
+    int protocol;       /* qc_protocol */
     int64_t windows;    /* 0 = all that the text gives */
-    int64_t length;     /* tokens; 0 = min(2048, what the model allows) */
+    int64_t length;     /* tokens; 0 = min(2048, what the model allows), protocol llama: at most 512 */
+    int64_t stride;     /* protocol full; 0 = length / 2 */
     bool plain_special; /* text that spells a special token is ordinary text */
     qc_limit *gates;
     int n_gates;

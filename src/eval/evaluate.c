@@ -3,139 +3,87 @@
 #include "qc_alloc.h"
 #include "qc_time.h"
 
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-static int compare_floats(const void *a, const void *b)
+/* Windows go through the walk in groups: all at once where nothing asks for less. */
+typedef struct evaluation {
+    qc_backend *be;
+    const qc_model *reference, *model;
+    const qc_windows *windows;
+    const qc_eval_options *options; /* may be NULL */
+    qc_token_score *scores;         /* of all windows */
+    int64_t n_done;                 /* windows that are scored */
+    int64_t n_next;                 /* of the group in work */
+} evaluation;
+
+static void group_progress(void *ctx, double fraction)
 {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
+    const evaluation *v = ctx;
+    double done = (double)v->n_done + fraction * (double)v->n_next;
+    v->options->progress(v->options->progress_ctx, done / (double)v->windows->n_windows);
 }
 
-/* Percentile p (0 .. 1) of n >= 1 values by linear interpolation between order statistics; sorts x. */
-static double percentile(float *x, int64_t n, double p)
+static int make_targets(const evaluation *v, qc_eval_target **ret, qc_err *err)
 {
-    qsort(x, (size_t)n, sizeof *x, compare_floats);
-    double at = p * (double)(n - 1);
-    int64_t i = (int64_t)at;
-    double frac = at - (double)i;
-    return i + 1 < n ? (1 - frac) * (double)x[i] + frac * (double)x[i + 1] : (double)x[i];
-}
-
-/* The model's scores are the b-side of a pair and the a-side alone. */
-static float model_nll(const qc_token_score *s, bool paired)
-{
-    return paired ? s->nll_b : s->nll_a;
-}
-
-static void sum_windows(const qc_token_score *scores, const qc_windows *w, bool paired, qc_window_result *ret)
-{
-    for (int64_t i = 0; i < w->n_windows; i++) {
-        qc_window_result *r = &ret[i];
-        *r = (qc_window_result){
-            .tokens_scored = w->length - 1, .nll_reference = paired ? 0 : NAN, .kld = paired ? 0 : NAN};
-        for (int64_t t = 0; t < w->length - 1; t++) {
-            const qc_token_score *s = scores + i * (w->length - 1) + t;
-            r->nll += model_nll(s, paired);
-            if (paired) {
-                r->nll_reference += s->nll_a;
-                r->kld += s->kld;
-                r->top1_agree += s->top_a == s->top_b;
-            }
-        }
-    }
-}
-
-/* Standard error of the mean of d = nll - nll_reference: token-wise, and clustered by window because tokens
- * of a window are not independent; the larger counts (Miller 2024, "Adding error bars to evals"). */
-static double delta_error(const qc_token_score *scores, const qc_evaluation *e, double mean)
-{
-    double ss = 0, sw = 0;
-    int64_t n = e->tokens_scored;
-    for (int64_t i = 0; i < n; i++) {
-        double d = (double)scores[i].nll_b - (double)scores[i].nll_a - mean;
-        ss += d * d;
-    }
-    double se = n > 1 ? sqrt(ss / (double)(n - 1) / (double)n) : NAN;
-    for (int64_t i = 0; i < e->windows; i++) {
-        const qc_window_result *r = &e->per_window[i];
-        double d = (r->nll - r->nll_reference) / (double)r->tokens_scored - mean;
-        sw += d * d;
-    }
-    if (e->windows > 1) {
-        double clustered = sqrt(sw / (double)(e->windows - 1) / (double)e->windows);
-        se = clustered > se ? clustered : se;
-    }
-    return se;
-}
-
-static int summarize_pair(const qc_token_score *scores, qc_evaluation *e, qc_err *err)
-{
-    int64_t n = e->tokens_scored, agree = 0;
-    double nll_reference = 0, kld = 0;
-    for (int64_t i = 0; i < e->windows; i++) {
-        nll_reference += e->per_window[i].nll_reference;
-        kld += e->per_window[i].kld;
-        agree += e->per_window[i].top1_agree;
-    }
-    float *sorted = qc_alloc((size_t)n, sizeof *sorted);
-    if (!sorted)
-        return qc_fail_nomem(err, "KL divergences", (unsigned long long)n * 4);
-    for (int64_t i = 0; i < n; i++)
-        sorted[i] = scores[i].kld;
-    e->kld_p99 = percentile(sorted, n, 0.99);
-    e->kld_max = sorted[n - 1];
-    qc_free(sorted);
-    e->ppl_reference = exp(nll_reference / (double)n);
-    e->delta_nll = e->nll_mean - nll_reference / (double)n;
-    e->ppl_ratio = exp(e->delta_nll);
-    e->delta_nll_se = delta_error(scores, e, e->delta_nll);
-    e->kld_mean = kld / (double)n;
-    e->top1 = (double)agree / (double)n;
+    const qc_windows *w = v->windows;
+    int64_t n = qc_windows_scored(w, v->n_done + v->n_next) - qc_windows_scored(w, v->n_done);
+    qc_eval_target *t = *ret = qc_alloc((size_t)n, sizeof *t);
+    if (!t)
+        return qc_fail_nomem(err, "positions to score", (unsigned long long)n * sizeof *t);
+    const int32_t *ids = w->ids + qc_windows_ids(w, v->n_done);
+    int64_t at = 0;
+    for (int64_t i = v->n_done; i < v->n_done + v->n_next; at += w->lengths[i++])
+        for (int64_t k = w->first ? w->first[i] : 1; k < w->lengths[i]; k++)
+            *t++ = (qc_eval_target){.position = at + k - 1, .id = ids[at + k]};
     return QC_OK;
 }
 
-static int summarize(const qc_token_score *scores, const qc_windows *w, bool paired, qc_evaluation *e,
-                     qc_err *err)
+static int score_group(evaluation *v, qc_err *err)
 {
-    e->protocol = qc_strdup("gptq");
-    e->per_window = qc_alloc((size_t)w->n_windows, sizeof *e->per_window);
-    if (!e->protocol || !e->per_window)
-        return qc_fail_nomem(err, "evaluation", (unsigned long long)w->n_windows * sizeof *e->per_window);
-    e->windows = w->n_windows;
-    e->length = e->stride = w->length;
-    e->bos = w->bos;
-    e->plain_special = w->plain_special;
-    e->special_ids = w->n_special;
-    e->tokens_text = w->n_text_ids;
-    e->tokens_scored = w->n_windows * (w->length - 1);
-    memcpy(e->ids_sha256, w->ids_sha256, sizeof e->ids_sha256);
-    sum_windows(scores, w, paired, e->per_window);
-    double nll = 0;
-    for (int64_t i = 0; i < e->windows; i++)
-        nll += e->per_window[i].nll;
-    e->nll_mean = nll / (double)e->tokens_scored;
-    e->ppl = exp(e->nll_mean);
-    return paired ? summarize_pair(scores, e, err) : QC_OK;
+    const qc_windows *w = v->windows;
+    qc_eval_options options = v->options ? *v->options : (qc_eval_options){0};
+    if (options.progress) {
+        options.progress = group_progress;
+        options.progress_ctx = v;
+    }
+    qc_eval_target *targets;
+    int64_t done = qc_windows_scored(w, v->n_done);
+    QC_TRY(make_targets(v, &targets, err));
+    qc_sequences seqs = {.ids = w->ids + qc_windows_ids(w, v->n_done),
+                         .lengths = w->lengths + v->n_done,
+                         .n_sequences = v->n_next,
+                         .targets = targets,
+                         .n_targets = qc_windows_scored(w, v->n_done + v->n_next) - done};
+    int rc = qc_eval_tokens(v->be, v->reference ? v->reference : v->model, v->reference ? v->model : NULL,
+                            &seqs, &options, v->scores + done, err);
+    qc_free(targets);
+    if (rc == QC_OK)
+        v->n_done += v->n_next;
+    return rc;
+}
+
+static int score_windows(evaluation *v, qc_err *err)
+{
+    v->n_next = v->windows->n_windows;
+    return score_group(v, err);
 }
 
 int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model, const qc_windows *windows,
                 const qc_eval_options *options, qc_evaluation *ret, qc_err *err)
 {
     double start = qc_now_seconds();
-    qc_sequences seqs = {.ids = windows->ids, .lengths = windows->lengths, .n_sequences = windows->n_windows};
-    int64_t n = windows->n_windows * (windows->length - 1);
-    qc_token_score *scores = qc_alloc((size_t)n, sizeof *scores);
-    if (!scores)
-        return qc_fail_nomem(err, "token scores", (unsigned long long)n * sizeof *scores);
+    evaluation v = {.be = be, .reference = reference, .model = model, .windows = windows, .options = options};
+    int64_t n = qc_windows_scored(windows, windows->n_windows);
+    if (!(v.scores = qc_alloc((size_t)n, sizeof *v.scores)))
+        return qc_fail_nomem(err, "token scores", (unsigned long long)n * sizeof *v.scores);
     qc_evaluation e;
     qc_evaluation_init(&e);
-    int rc = qc_eval_tokens(be, reference ? reference : model, reference ? model : NULL, &seqs, options,
-                            scores, err);
+    int rc = score_windows(&v, err);
     if (rc == QC_OK)
-        rc = summarize(scores, windows, reference != NULL, &e, err);
-    qc_free(scores);
+        rc = qc_summarize(v.scores, windows, v.n_done, reference != NULL, &e, err);
+    if (rc == QC_OK)
+        rc = qc_ids_sha256(windows->ids, qc_windows_ids(windows, v.n_done), e.ids_sha256, err);
+    qc_free(v.scores);
     e.seconds = qc_now_seconds() - start;
     if (rc == QC_OK)
         *ret = e;

@@ -15,6 +15,7 @@ enum { SLICE_VOCAB = 2048, TILE_TOKENS = 512 };
 
 typedef struct side {
     const qc_model *model;
+    qc_backend *be;
     const char *label; /* "reference" or "model", for messages */
     qc_stream stream;
     qc_workspace *ws;
@@ -27,11 +28,15 @@ typedef struct walk {
     const qc_sequences *seqs;
     const qc_eval_options *options;
     int64_t total, longest; /* tokens of all sequences, of the longest */
-    float *host;            /* [max(longest, TILE_TOKENS), hidden] staging, host */
-    float *x;               /* the same in the backend */
-    float *logits[2];       /* [TILE_TOKENS, SLICE_VOCAB], backend */
-    qc_score *scores;       /* [total] */
-    int32_t *targets;       /* [total]; -1 at the last token of a sequence */
+    int64_t n_targets;
+    const qc_eval_target *targets; /* [n_targets] */
+    qc_eval_target *own_targets;   /* the same where the caller gave none */
+    int32_t *target_ids;           /* [n_targets] */
+    float *host;                   /* [max(longest, TILE_TOKENS), hidden] staging, host */
+    float *x;                      /* the same in the backend */
+    float *logits[2];              /* [TILE_TOKENS, SLICE_VOCAB], backend */
+    float *seen;      /* the same of the model on the host, for a tap of a backend that is elsewhere */
+    qc_score *scores; /* [n_targets] */
     double work_done, work_all;
 } walk;
 
@@ -70,8 +75,43 @@ void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int6
                 (uint64_t)SLICE_VOCAB * (TILE_TOKENS + (uint64_t)c->hidden) * 4;
         layer = l > layer ? l : layer;
     }
-    *ret_least = work + layer + (uint64_t)total_tokens * (sizeof(qc_score) + sizeof(qc_token_score) + 8);
+    *ret_least =
+        work + layer +
+        (uint64_t)total_tokens * (sizeof(qc_score) + sizeof(qc_token_score) + sizeof(qc_eval_target) + 8);
     *ret_full = *ret_least + streams;
+}
+
+/* Targets of sequences that are scored from their second id on. */
+static int all_targets(walk *w, qc_err *err)
+{
+    w->n_targets = w->total - w->seqs->n_sequences;
+    qc_eval_target *t = w->own_targets = qc_alloc((size_t)w->n_targets + 1, sizeof *t);
+    if (!t)
+        return qc_fail_nomem(err, "evaluation", (unsigned long long)w->n_targets * sizeof *t);
+    int64_t at = 0;
+    for (int64_t s = 0; s < w->seqs->n_sequences; at += w->seqs->lengths[s++])
+        for (int64_t i = 0; i + 1 < w->seqs->lengths[s]; i++)
+            *t++ = (qc_eval_target){.position = at + i, .id = w->seqs->ids[at + i + 1]};
+    w->targets = w->own_targets;
+    return QC_OK;
+}
+
+static int set_targets(walk *w, qc_err *err)
+{
+    if (w->seqs->targets) {
+        w->targets = w->seqs->targets;
+        w->n_targets = w->seqs->n_targets;
+    } else
+        QC_TRY(all_targets(w, err));
+    w->target_ids = qc_alloc((size_t)w->n_targets + 1, sizeof *w->target_ids);
+    w->scores = qc_alloc((size_t)w->n_targets + 1, sizeof *w->scores);
+    if (!w->target_ids || !w->scores)
+        return qc_fail_nomem(err, "evaluation", (unsigned long long)w->n_targets * sizeof *w->scores);
+    for (int64_t i = 0; i < w->n_targets; i++) {
+        w->target_ids[i] = w->targets[i].id;
+        w->scores[i] = qc_score_start();
+    }
+    return QC_OK;
 }
 
 static int check_models(const walk *w, qc_err *err)
@@ -81,6 +121,10 @@ static int check_models(const walk *w, qc_err *err)
         if (w->seqs->ids[i] < 0 || w->seqs->ids[i] >= a->vocab)
             return qc_fail(err, QC_E_INPUT, "token id %d at position %lld: the model has ids 0 to %lld",
                            (int)w->seqs->ids[i], (long long)i, (long long)a->vocab - 1);
+    for (int64_t i = 0; i < w->n_targets; i++)
+        if (w->target_ids[i] < 0 || w->target_ids[i] >= a->vocab)
+            return qc_fail(err, QC_E_INPUT, "token id %d to score: the model has ids 0 to %lld",
+                           (int)w->target_ids[i], (long long)a->vocab - 1);
     if (w->n_sides == 2 && w->sides[1].model->config.vocab != a->vocab)
         return qc_fail(err, QC_E_INPUT,
                        "%s: %lld vocabulary entries, the reference %s has %lld: not the same kind of model",
@@ -110,17 +154,18 @@ static int alloc_walk(walk *w, qc_err *err)
         side *s = &w->sides[i];
         QC_TRY(qc_stream_open(&s->stream, w->total, s->model->config.hidden, spill,
                               o ? o->scratch_folder : NULL, err));
-        QC_TRY(qc_workspace_new(s->model, w->be, w->longest, &s->ws, err));
+        QC_TRY(qc_workspace_new(s->model, s->be, w->longest, &s->ws, err));
         if (!(w->logits[i] = w->be->alloc(w->be, (int64_t)TILE_TOKENS * SLICE_VOCAB, err)))
             return QC_E_RESOURCE;
     }
+    if (o && o->tap && !w->be->host_memory &&
+        !(w->seen = qc_alloc((size_t)TILE_TOKENS * SLICE_VOCAB, sizeof *w->seen)))
+        return qc_fail_nomem(err, "logits", (unsigned long long)TILE_TOKENS * SLICE_VOCAB * 4);
     int64_t stage = qc_max_i64(w->longest, TILE_TOKENS) * hidden;
     if (!(w->x = w->be->alloc(w->be, stage, err)))
         return QC_E_RESOURCE;
     w->host = qc_alloc((size_t)stage, sizeof *w->host);
-    w->scores = qc_alloc((size_t)w->total, sizeof *w->scores);
-    w->targets = qc_alloc((size_t)w->total, sizeof *w->targets);
-    if (!w->host || !w->scores || !w->targets)
+    if (!w->host)
         return qc_fail_nomem(err, "evaluation", (unsigned long long)stage * 4);
     return QC_OK;
 }
@@ -136,8 +181,10 @@ static void free_walk(walk *w)
     if (w->x)
         w->be->free(w->be, w->x);
     qc_free(w->host);
+    qc_free(w->seen);
     qc_free(w->scores);
-    qc_free(w->targets);
+    qc_free(w->own_targets);
+    qc_free(w->target_ids);
 }
 
 static int embed_all(walk *w, qc_err *err)
@@ -145,10 +192,6 @@ static int embed_all(walk *w, qc_err *err)
     int64_t at = 0;
     for (int64_t s = 0; s < w->seqs->n_sequences; s++) {
         int64_t n = w->seqs->lengths[s];
-        for (int64_t i = 0; i < n; i++) {
-            w->targets[at + i] = i + 1 < n ? w->seqs->ids[at + i + 1] : -1;
-            w->scores[at + i] = qc_score_start();
-        }
         for (int i = 0; i < w->n_sides; i++) {
             QC_TRY(qc_model_embed(w->sides[i].model, w->seqs->ids + at, n, w->host, err));
             QC_TRY(qc_stream_put(&w->sides[i].stream, at, n, w->host, err));
@@ -187,7 +230,7 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
 {
     qc_layer *weights = NULL;
     int64_t hidden = s->model->config.hidden, at = 0;
-    QC_TRY(qc_layer_load(s->model, w->be, layer, &weights, err));
+    QC_TRY(qc_layer_load(s->model, s->be, layer, &weights, err));
     int rc = QC_OK;
     for (int64_t i = 0; i < w->seqs->n_sequences && rc == QC_OK; i++) {
         int64_t n = w->seqs->lengths[i], bad;
@@ -233,11 +276,43 @@ static int norm_all(walk *w, qc_err *err)
             float *x;
             const float *values;
             QC_TRY(borrow(w, s, t, n, &x, err));
-            QC_TRY(qc_model_final_norm(s->model, w->be, x, x, n, err));
+            QC_TRY(qc_model_final_norm(s->model, s->be, x, x, n, err));
             QC_TRY(give_back(w, s, t, n, x, &values, err));
         }
     }
     return QC_OK;
+}
+
+/* Rows of targets t .. t + n - 1: as they lie in the stream if they follow one another there, else copied
+ * together. */
+static int gather(walk *w, side *s, int64_t t, int64_t n, float **ret, qc_err *err)
+{
+    int64_t hidden = s->model->config.hidden, done = 0;
+    while (done < n) {
+        const qc_eval_target *from = w->targets + t + done;
+        int64_t run = 1;
+        while (done + run < n && from[run].position == from->position + run)
+            run++;
+        if (run == n)
+            return borrow(w, s, from->position, n, ret, err);
+        QC_TRY(qc_stream_get(&s->stream, from->position, run, w->host + done * hidden, err));
+        done += run;
+    }
+    *ret = w->x;
+    return w->be->upload(w->be, w->x, w->host, n * hidden, err);
+}
+
+static int show(walk *w, int64_t t, int64_t n_targets, int64_t vocab0, int64_t n, qc_err *err)
+{
+    const qc_logit_tap *tap = w->options ? w->options->tap : NULL;
+    const float *logits = w->logits[w->n_sides - 1];
+    if (!tap)
+        return QC_OK;
+    if (w->seen) {
+        QC_TRY(w->be->download(w->be, w->seen, logits, n_targets * SLICE_VOCAB, err));
+        logits = w->seen;
+    }
+    return tap->slice(tap->ctx, t, n_targets, vocab0, n, logits, SLICE_VOCAB, err);
 }
 
 static int score_slice(walk *w, int64_t vocab0, int64_t n, qc_weight *const heads[2], qc_err *err)
@@ -246,18 +321,19 @@ static int score_slice(walk *w, int64_t vocab0, int64_t n, qc_weight *const head
     double work = 0;
     for (int i = 0; i < w->n_sides; i++)
         work += (double)n * (double)w->sides[i].model->config.hidden;
-    for (int64_t t = 0; t < w->total; t += TILE_TOKENS) {
-        int64_t n_tokens = qc_min_i64(TILE_TOKENS, w->total - t);
+    for (int64_t t = 0; t < w->n_targets; t += TILE_TOKENS) {
+        int64_t n_targets = qc_min_i64(TILE_TOKENS, w->n_targets - t);
         for (int i = 0; i < w->n_sides; i++) {
             side *s = &w->sides[i];
             float *x;
-            QC_TRY(borrow(w, s, t, n_tokens, &x, err));
-            QC_TRY(w->be->linear(w->be, w->logits[i], SLICE_VOCAB, x, s->model->config.hidden, heads[i], NULL,
-                                 n_tokens, false, err));
+            QC_TRY(gather(w, s, t, n_targets, &x, err));
+            QC_TRY(s->be->linear(s->be, w->logits[i], SLICE_VOCAB, x, s->model->config.hidden, heads[i], NULL,
+                                 n_targets, false, err));
         }
         QC_TRY(w->be->score(w->be, w->scores + t, w->logits[0], w->n_sides == 2 ? w->logits[1] : NULL,
-                            SLICE_VOCAB, w->targets + t, n_tokens, vocab0, n, softcap, err));
-        QC_TRY(step(w, work * (double)n_tokens, err));
+                            SLICE_VOCAB, w->target_ids + t, n_targets, vocab0, n, softcap, err));
+        QC_TRY(show(w, t, n_targets, vocab0, n, err));
+        QC_TRY(step(w, work * (double)n_targets, err));
     }
     return QC_OK;
 }
@@ -269,19 +345,22 @@ static int run_head(walk *w, qc_err *err)
         qc_weight *heads[2] = {NULL, NULL};
         int rc = QC_OK;
         for (int i = 0; i < w->n_sides && rc == QC_OK; i++)
-            rc = qc_model_head_slice(w->sides[i].model, w->be, v, n, &heads[i], err);
+            rc = qc_model_head_slice(w->sides[i].model, w->sides[i].be, v, n, &heads[i], err);
         if (rc == QC_OK)
             rc = score_slice(w, v, n, heads, err);
         for (int i = 0; i < w->n_sides; i++)
-            w->be->weight_free(w->be, heads[i]);
+            w->sides[i].be->weight_free(w->sides[i].be, heads[i]);
         QC_TRY(rc);
     }
     return QC_OK;
 }
 
-static int bad_logits(const walk *w, int64_t sequence, int64_t token, qc_err *err)
+static int bad_logits(const walk *w, int64_t target, qc_err *err)
 {
     const qc_model *model = w->sides[w->n_sides - 1].model;
+    int64_t sequence = 0, token = w->targets[target].position;
+    while (token >= w->seqs->lengths[sequence])
+        token -= w->seqs->lengths[sequence++];
     char why[QC_ERR_MSG_BYTES];
     qc_model_blame_nonfinite(model, (int)model->config.n_layers, why);
     return qc_fail(err, QC_E_INPUT, "%s: logits are not finite (window %lld, token %lld)%s", model->src->path,
@@ -290,21 +369,23 @@ static int bad_logits(const walk *w, int64_t sequence, int64_t token, qc_err *er
 
 static int finish_scores(const walk *w, qc_token_score *ret, qc_err *err)
 {
-    int64_t at = 0;
-    for (int64_t s = 0; s < w->seqs->n_sequences; s++) {
-        for (int64_t i = 0; i + 1 < w->seqs->lengths[s]; i++) {
-            const qc_score *score = &w->scores[at + i];
-            double nll_a, nll_b, kld;
-            qc_score_finish(score, &nll_a, &nll_b, &kld);
-            if (score->n_nonfinite || !isfinite(nll_a) || !isfinite(nll_b) || !isfinite(kld))
-                return bad_logits(w, s, i, err);
-            *ret++ = (qc_token_score){.nll_a = (float)nll_a,
-                                      .nll_b = (float)nll_b,
-                                      .kld = (float)kld,
-                                      .top_a = score->top_a,
-                                      .top_b = score->top_b};
-        }
-        at += w->seqs->lengths[s];
+    const qc_logit_tap *tap = w->options ? w->options->tap : NULL;
+    for (int64_t i = 0; i < w->n_targets; i++) {
+        const qc_score *score = &w->scores[i];
+        double nll_a, nll_b, kld;
+        qc_score_finish(score, &nll_a, &nll_b, &kld);
+        if (score->n_nonfinite || !isfinite(nll_a) || !isfinite(nll_b) || !isfinite(kld))
+            return bad_logits(w, i, err);
+        ret[i] = (qc_token_score){.nll_a = (float)nll_a,
+                                  .nll_b = (float)nll_b,
+                                  .kld = (float)kld,
+                                  .target = w->target_ids[i],
+                                  .top_a = score->top_a,
+                                  .top_b = score->top_b};
+        bool pair = w->n_sides == 2;
+        double log_sum = pair ? nll_b + (double)score->target_b : nll_a + (double)score->target_a;
+        if (tap)
+            QC_TRY(tap->finish(tap->ctx, i, log_sum, &ret[i], err));
     }
     return QC_OK;
 }
@@ -313,21 +394,22 @@ int qc_eval_tokens(qc_backend *be, const qc_model *a, const qc_model *b, const q
                    const qc_eval_options *options, qc_token_score *ret, qc_err *err)
 {
     walk w = {.be = be, .n_sides = b ? 2 : 1, .seqs = seqs, .options = options};
-    w.sides[0] = (side){.model = a, .label = b ? "reference" : "model", .stream.fd = -1};
-    w.sides[1] = (side){.model = b, .label = "model", .stream.fd = -1};
+    qc_backend *other = options && options->model_backend ? options->model_backend : be;
+    w.sides[0] = (side){.model = a, .be = be, .label = b ? "reference" : "model", .stream.fd = -1};
+    w.sides[1] = (side){.model = b, .be = other, .label = "model", .stream.fd = -1};
     for (int64_t s = 0; s < seqs->n_sequences; s++) {
         w.total += seqs->lengths[s];
         w.longest = qc_max_i64(w.longest, seqs->lengths[s]);
     }
     if (w.total == 0)
         return QC_OK;
+    int rc = set_targets(&w, err);
     for (int i = 0; i < w.n_sides; i++) {
         const qc_model_config *c = &w.sides[i].model->config;
-        w.work_all +=
-            (double)w.total * (layer_work(c) * (double)c->n_layers + (double)c->vocab * (double)c->hidden);
+        w.work_all += (double)w.total * layer_work(c) * (double)c->n_layers +
+                      (double)w.n_targets * (double)c->vocab * (double)c->hidden;
     }
-    int rc;
-    if ((rc = check_models(&w, err)) == QC_OK && (rc = alloc_walk(&w, err)) == QC_OK &&
+    if (rc == QC_OK && (rc = check_models(&w, err)) == QC_OK && (rc = alloc_walk(&w, err)) == QC_OK &&
         (rc = embed_all(&w, err)) == QC_OK && (rc = run_layers(&w, err)) == QC_OK &&
         (rc = norm_all(&w, err)) == QC_OK && (rc = run_head(&w, err)) == QC_OK)
         rc = finish_scores(&w, ret, err);

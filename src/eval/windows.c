@@ -3,6 +3,7 @@
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
+#include "qc_math.h"
 #include "qc_sha256.h"
 
 #include <string.h>
@@ -38,27 +39,6 @@ static int prepend(int32_t **ids, int64_t *n_ids, int32_t bos, qc_err *err)
     return QC_OK;
 }
 
-static int cut(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
-{
-    int64_t there = w->n_text_ids / w->length;
-    if (there == 0)
-        return qc_fail(err, QC_E_INPUT,
-                       "%s: %lld tokens, a window has %lld: use a longer text or a smaller --length", path,
-                       (long long)w->n_text_ids, (long long)w->length);
-    w->n_windows = n_windows > 0 && n_windows < there ? n_windows : there;
-    w->lengths = qc_alloc((size_t)w->n_windows, sizeof *w->lengths);
-    if (!w->lengths)
-        return qc_fail_nomem(err, "windows", (unsigned long long)w->n_windows * 8);
-    for (int64_t i = 0; i < w->n_windows; i++)
-        w->lengths[i] = w->length;
-    size_t kept = (size_t)(w->n_windows * w->length) * sizeof *w->ids;
-    int32_t *ids = qc_realloc(w->ids, kept, kept);
-    if (!ids)
-        return qc_fail_nomem(err, "token ids", kept);
-    w->ids = ids;
-    return qc_ids_sha256(w->ids, w->n_windows * w->length, w->ids_sha256, err);
-}
-
 int qc_text_read(const char *path, char **ret_text, size_t *ret_bytes, qc_err *err)
 {
     char *text = NULL;
@@ -78,32 +58,158 @@ int qc_text_read(const char *path, char **ret_text, size_t *ret_bytes, qc_err *e
     return QC_OK;
 }
 
-int qc_windows_from_text(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows,
-                         bool plain_special, qc_windows *ret, qc_err *err)
+/* The ids of a text, with a BOS in front where the tokenizer adds one. */
+static int tokenize(const qc_tokenizer *tok, const char *path, qc_windows *w, qc_err *err)
 {
-    if (length < 2)
-        return qc_fail(err, QC_E_USAGE, "window length %lld: at least 2 is needed to score a token",
-                       (long long)length);
     char *text = NULL;
     size_t n_bytes;
     QC_TRY(qc_text_read(path, &text, &n_bytes, err));
-    qc_windows w = {.length = length, .plain_special = plain_special};
-    qc_encode_options options = {.plain_special = plain_special};
-    int rc = qc_tokenizer_encode(tok, text, n_bytes, &options, &w.ids, &w.n_text_ids, err);
+    if (w->protocol == QC_PROTOCOL_LLAMA && text[n_bytes - 1] == '\n')
+        n_bytes--;
+    qc_encode_options options = {.plain_special = w->plain_special};
+    int rc = qc_tokenizer_encode(tok, text, n_bytes, &options, &w->ids, &w->n_text_ids, err);
     qc_free(text);
-    for (int64_t i = 0; rc == QC_OK && i < w.n_text_ids; i++)
-        w.n_special += qc_tokenizer_is_special(tok, w.ids[i]);
+    for (int64_t i = 0; rc == QC_OK && i < w->n_text_ids; i++)
+        w->n_special += qc_tokenizer_is_special(tok, w->ids[i]);
     if (rc == QC_OK && qc_tokenizer_bos(tok) >= 0) {
-        w.bos = true;
-        rc = prepend(&w.ids, &w.n_text_ids, qc_tokenizer_bos(tok), err);
+        w->bos = true;
+        rc = prepend(&w->ids, &w->n_text_ids, qc_tokenizer_bos(tok), err);
     }
+    return rc;
+}
+
+static int too_short(const qc_windows *w, const char *path, qc_err *err)
+{
+    return qc_fail(err, QC_E_INPUT,
+                   "%s: %lld tokens, a window has %lld: use a longer text or a smaller --length", path,
+                   (long long)w->n_text_ids, (long long)w->length);
+}
+
+static int alloc_windows(qc_windows *w, int64_t there, int64_t wanted, qc_err *err)
+{
+    w->n_windows = wanted > 0 && wanted < there ? wanted : there;
+    w->lengths = qc_alloc((size_t)w->n_windows, sizeof *w->lengths);
+    w->first = qc_alloc((size_t)w->n_windows, sizeof *w->first);
+    if (!w->lengths || !w->first)
+        return qc_fail_nomem(err, "windows", (unsigned long long)w->n_windows * 16);
+    return QC_OK;
+}
+
+/* Side by side from the start: the ids stay where they are. */
+static int cut_side_by_side(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
+{
+    if (w->n_text_ids < w->length)
+        return too_short(w, path, err);
+    QC_TRY(alloc_windows(w, w->n_text_ids / w->length, n_windows, err));
+    for (int64_t i = 0; i < w->n_windows; i++) {
+        w->lengths[i] = w->length;
+        w->first[i] = w->protocol == QC_PROTOCOL_LLAMA ? w->length / 2 + 1 : 1;
+        if (w->protocol == QC_PROTOCOL_LLAMA && w->bos)
+            w->ids[i * w->length] = w->ids[0];
+    }
+    size_t kept = (size_t)(w->n_windows * w->length) * sizeof *w->ids;
+    int32_t *ids = qc_realloc(w->ids, kept, kept);
+    if (!ids)
+        return qc_fail_nomem(err, "token ids", kept);
+    w->ids = ids;
+    return QC_OK;
+}
+
+/* Every `stride` ids of the text, each behind a BOS if there is one; a window scores what the one before it
+ * did not hold. */
+static int cut_full(qc_windows *w, const char *path, int64_t n_windows, qc_err *err)
+{
+    int64_t bos = w->bos, n = w->n_text_ids - bos, content = w->length - bos;
+    if (n < 2)
+        return too_short(w, path, err);
+    int64_t there = n <= content ? 1 : qc_ceil_div(n - content, w->stride) + 1;
+    QC_TRY(alloc_windows(w, there, n_windows, err));
+    int32_t *ids = qc_alloc((size_t)(w->n_windows * w->length), sizeof *ids);
+    if (!ids)
+        return qc_fail_nomem(err, "token ids", (unsigned long long)(w->n_windows * w->length) * sizeof *ids);
+    int64_t at = 0, seen = 1; /* ids of the text that were scored, or need not be */
+    for (int64_t i = 0; i < w->n_windows; i++) {
+        int64_t start = i * w->stride, m = qc_min_i64(content, n - start);
+        w->lengths[i] = bos + m;
+        w->first[i] = bos + seen - start;
+        if (bos)
+            ids[at] = w->ids[0];
+        memcpy(ids + at + bos, w->ids + bos + start, (size_t)m * sizeof *ids);
+        at += bos + m;
+        seen = start + m;
+    }
+    qc_free(w->ids);
+    w->ids = ids;
+    return QC_OK;
+}
+
+static int check_rule(const qc_cut_rule *rule, qc_err *err)
+{
+    int64_t least = rule->protocol == QC_PROTOCOL_LLAMA ? 4 : 2;
+    if (rule->length < least)
+        return qc_fail(err, QC_E_USAGE, "window length %lld: at least %lld is needed to score a token",
+                       (long long)rule->length, (long long)least);
+    if (rule->stride && rule->protocol != QC_PROTOCOL_FULL)
+        return qc_fail(err, QC_E_USAGE, "stride %lld: only protocol full has one", (long long)rule->stride);
+    return QC_OK;
+}
+
+static int check_stride(const qc_windows *w, qc_err *err)
+{
+    int64_t most = w->length - 1 - w->bos;
+    if (w->stride >= 1 && w->stride <= most)
+        return QC_OK;
+    return qc_fail(err, QC_E_USAGE, "stride %lld: windows of %lld tokens%s must overlap, so 1 to %lld",
+                   (long long)w->stride, (long long)w->length, w->bos ? " with a BOS" : "", (long long)most);
+}
+
+int qc_windows_from_text(const qc_tokenizer *tok, const char *path, const qc_cut_rule *rule, qc_windows *ret,
+                         qc_err *err)
+{
+    QC_TRY(check_rule(rule, err));
+    bool full = rule->protocol == QC_PROTOCOL_FULL;
+    qc_windows w = {.protocol = rule->protocol,
+                    .length = rule->length,
+                    .stride = !full          ? rule->length
+                              : rule->stride ? rule->stride
+                                             : rule->length / 2,
+                    .plain_special = rule->plain_special || rule->protocol == QC_PROTOCOL_LLAMA};
+    int rc = tokenize(tok, path, &w, err);
+    if (rc == QC_OK && full)
+        rc = check_stride(&w, err);
     if (rc == QC_OK)
-        rc = cut(&w, path, n_windows, err);
+        rc = full ? cut_full(&w, path, rule->n_windows, err)
+                  : cut_side_by_side(&w, path, rule->n_windows, err);
+    if (rc == QC_OK)
+        rc = qc_ids_sha256(w.ids, qc_windows_ids(&w, w.n_windows), w.ids_sha256, err);
     if (rc == QC_OK)
         *ret = w;
     else
         qc_windows_clear(&w);
     return rc;
+}
+
+int64_t qc_windows_scored(const qc_windows *windows, int64_t n_windows)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_windows; i++)
+        n += windows->lengths[i] - (windows->first ? windows->first[i] : 1);
+    return n;
+}
+
+int64_t qc_windows_ids(const qc_windows *windows, int64_t n_windows)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_windows; i++)
+        n += windows->lengths[i];
+    return n;
+}
+
+const char *qc_protocol_name(qc_protocol protocol)
+{
+    static const char *const names[] = {
+        [QC_PROTOCOL_GPTQ] = "gptq", [QC_PROTOCOL_LLAMA] = "llama", [QC_PROTOCOL_FULL] = "full"};
+    return names[protocol];
 }
 
 int qc_text_plan(const qc_source *src, const char *path, uint64_t memory_bytes, uint64_t *ret, qc_err *err)
@@ -126,14 +232,14 @@ int qc_text_plan(const qc_source *src, const char *path, uint64_t memory_bytes, 
     return QC_OK;
 }
 
-int qc_windows_of_model(const qc_source *src, const char *path, int64_t length, int64_t n_windows,
-                        bool plain_special, uint64_t memory_bytes, qc_windows *ret, qc_err *err)
+int qc_windows_of_model(const qc_source *src, const char *path, const qc_cut_rule *rule,
+                        uint64_t memory_bytes, qc_windows *ret, qc_err *err)
 {
     uint64_t needed = 0;
     QC_TRY(qc_text_plan(src, path, memory_bytes, &needed, err));
     qc_tokenizer *tok;
     QC_TRY(qc_tokenizer_from_source(src, &tok, err));
-    int rc = qc_windows_from_text(tok, path, length, n_windows, plain_special, ret, err);
+    int rc = qc_windows_from_text(tok, path, rule, ret, err);
     qc_tokenizer_free(tok); /* its tables are large and not needed again */
     qc_alloc_trim();
     if (rc == QC_OK)
@@ -145,5 +251,6 @@ void qc_windows_clear(qc_windows *windows)
 {
     qc_free(windows->ids);
     qc_free(windows->lengths);
+    qc_free(windows->first);
     *windows = (qc_windows){0};
 }

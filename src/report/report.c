@@ -1,5 +1,7 @@
 #include "report.h"
 
+#include "report_eval.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -40,46 +42,6 @@ static void add_member(cJSON *object, const char *key, cJSON *member)
 {
     if (!cJSON_AddItemToObject(object, key, member))
         cJSON_Delete(member);
-}
-
-static void add_windows(cJSON *out, const qc_evaluation *e)
-{
-    cJSON *list = cJSON_AddArrayToObject(out, "per_window");
-    for (int64_t i = 0; e->per_window && i < e->windows; i++) {
-        const qc_window_result *w = &e->per_window[i];
-        double n = (double)w->tokens_scored;
-        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
-        add_number(item, "nll", w->nll / n);
-        add_number(item, "nll_reference", w->nll_reference / n);
-        add_number(item, "kld", w->kld / n);
-        add_number(item, "top1", isfinite(w->kld) ? (double)w->top1_agree / n : NAN);
-    }
-}
-
-static cJSON *evaluation_json(const qc_evaluation *e)
-{
-    cJSON *out = cJSON_CreateObject();
-    add_text(out, "protocol", e->protocol);
-    add_text(out, "text", e->text);
-    add_number(out, "windows", (double)e->windows);
-    add_number(out, "length", (double)e->length);
-    cJSON_AddBoolToObject(out, "bos", e->bos);
-    cJSON_AddBoolToObject(out, "plain_special", e->plain_special);
-    add_number(out, "special_ids", (double)e->special_ids);
-    add_number(out, "tokens_text", (double)e->tokens_text);
-    add_number(out, "tokens_scored", (double)e->tokens_scored);
-    add_text(out, "ids_sha256", e->ids_sha256);
-    add_number(out, "ppl", e->ppl);
-    add_number(out, "ppl_reference", e->ppl_reference);
-    add_number(out, "ppl_ratio", e->ppl_ratio);
-    add_number(out, "delta_nll", e->delta_nll);
-    add_number(out, "delta_nll_se", e->delta_nll_se);
-    add_number(out, "kld_mean", e->kld_mean);
-    add_number(out, "kld_p99", e->kld_p99);
-    add_number(out, "kld_max", e->kld_max);
-    add_number(out, "top1", e->top1);
-    add_windows(out, e);
-    return out;
 }
 
 static cJSON *tool_json(const qc_report_tool *tool, bool with_kernels)
@@ -238,7 +200,7 @@ static cJSON *artifacts_json(const qc_report_input *in)
         if (i > 0) {
             add_member(item, "tensors", tensors_json(o->accounts));
             if (o->evaluation)
-                add_member(item, "evaluation", evaluation_json(o->evaluation));
+                add_member(item, "evaluation", qc_report_eval_json(o->evaluation));
             add_member(item, "gates", gates_json(o));
         }
     }
@@ -298,7 +260,7 @@ cJSON *qc_report_document(const qc_report_input *in)
     add_member(doc, "layers", layers_json(first->accounts, in->n_layers));
     add_member(doc, "events", events_json(in->events));
     if (first->evaluation)
-        add_member(doc, "evaluation", evaluation_json(first->evaluation));
+        add_member(doc, "evaluation", qc_report_eval_json(first->evaluation));
     else
         cJSON_AddNullToObject(doc, "evaluation");
     add_member(doc, "artifacts", artifacts_json(in));
@@ -333,22 +295,18 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
     return qc_json_watched(doc);
 }
 
-cJSON *qc_report_evaluation(const qc_evaluation *e)
-{
-    qc_json_watch();
-    return qc_json_watched(evaluation_json(e));
-}
-
 /* ---- text ---- */
 
 int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
 {
-    QC_TRY(qc_buf_printf(ret, err, "  scored        %lld window%s of %lld tokens (%lld positions) of %s%s\n",
+    bool usual = strcmp(e->protocol, "gptq") == 0;
+    QC_TRY(qc_buf_printf(ret, err,
+                         "  scored        %lld window%s of %lld tokens (%lld positions) of %s%s%s%s\n",
                          (long long)e->windows, e->windows == 1 ? "" : "s", (long long)e->length,
-                         (long long)e->tokens_scored, e->text ? e->text : "?",
-                         e->bos ? ", BOS in front" : ""));
+                         (long long)e->tokens_scored, e->text ? e->text : "?", e->bos ? ", BOS in front" : "",
+                         usual ? "" : ", protocol ", usual ? "" : e->protocol));
     if (isnan(e->ppl_reference))
-        return qc_buf_printf(ret, err, "  perplexity    %.4f\n", e->ppl);
+        return qc_buf_printf(ret, err, "  perplexity    %.4f +- %.4f\n", e->ppl, e->ppl_se);
     QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, reference %.4f, ratio %.5f\n", e->ppl,
                          e->ppl_reference, e->ppl_ratio));
     QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));

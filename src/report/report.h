@@ -70,6 +70,9 @@ cJSON *qc_report_evaluation(const qc_evaluation *e);
 /* An evaluation for people, some indented lines; the comparison only if there was a reference. */
 int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
 
+/* What qeval prints below that: intervals, distributions, flips; nothing without a reference. */
+int qc_report_evaluation_details(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
+
 /* Summary of the run for a terminal: artifacts, evaluation, gates, fallbacks. */
 int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
 

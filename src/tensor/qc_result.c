@@ -146,19 +146,43 @@ const char *qc_action_name(qc_tensor_action action)
     return names[action];
 }
 
+const double qc_percents[QC_N_PERCENTS] = {0, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100};
+
+static qc_spread no_spread(void)
+{
+    qc_spread s = {.mean = NAN, .se = NAN, .low = NAN, .high = NAN};
+    for (int i = 0; i < QC_N_PERCENTS; i++)
+        s.at[i] = NAN;
+    return s;
+}
+
 void qc_evaluation_init(qc_evaluation *eval)
 {
     *eval = (qc_evaluation){
         .nll_mean = NAN,
         .ppl = NAN,
         .ppl_reference = NAN,
+        .ppl_se = NAN,
+        .ppl_reference_se = NAN,
+        .ppl_ratio_se = NAN,
         .ppl_ratio = NAN,
+        .nll_correlation = NAN,
         .delta_nll = NAN,
         .delta_nll_se = NAN,
+        .delta_nll_low = NAN,
+        .delta_nll_high = NAN,
         .kld_mean = NAN,
         .kld_p99 = NAN,
         .kld_max = NAN,
+        .kld = no_spread(),
+        .delta_p = no_spread(),
+        .delta_p_rms = NAN,
+        .delta_p_rms_se = NAN,
         .top1 = NAN,
+        .top1_se = NAN,
+        .flips = NAN,
+        .flips_lost = NAN,
+        .flips_won = NAN,
         .seconds = NAN,
     };
 }
@@ -170,5 +194,6 @@ void qc_evaluation_clear(qc_evaluation *eval)
     qc_free(eval->protocol);
     qc_free(eval->text);
     qc_free(eval->per_window);
+    qc_free(eval->per_place);
     qc_evaluation_init(eval);
 }

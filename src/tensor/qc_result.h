@@ -136,9 +136,35 @@ typedef struct qc_window_result {
     int64_t top1_agree;        /* tokens whose most likely id is the reference's */
 } qc_window_result;
 
+/* Percentiles at which distributions are reported: minimum, 0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9,
+ * maximum. */
+#define QC_N_PERCENTS 13
+extern const double qc_percents[QC_N_PERCENTS];
+
+/* Bins of the histogram of KL divergences: four per factor of ten from 10^QC_KLD_LOG10_FROM. The first takes
+ * all that is smaller, the last all that is larger. */
+#define QC_KLD_LOG10_FROM (-9.0)
+#define QC_KLD_LOG10_STEP 0.25
+#define QC_N_KLD_BINS     44
+
+/* Values of one quantity over the scored tokens. */
+typedef struct qc_spread {
+    double mean;
+    double se;        /* of the mean: the larger of the plain and the window-clustered standard error */
+    double low, high; /* 95 % interval of the mean, Student's t over windows; NaN with one window */
+    double at[QC_N_PERCENTS]; /* qc_percents, by linear interpolation between order statistics */
+} qc_spread;
+
+/* Scored tokens of one range of places in their windows; means, as in qc_evaluation. */
+typedef struct qc_place_result {
+    int64_t first, last; /* places of the scored tokens in the window, both inclusive */
+    int64_t tokens_scored;
+    double nll, nll_reference, kld, top1;
+} qc_place_result;
+
 /* Names as in the report (nats, fractions). Without a reference ppl_reference .. top1 are NaN. */
 typedef struct qc_evaluation {
-    char *protocol; /* "gptq", "full", "ids"; owned */
+    char *protocol; /* "gptq", "llama", "full"; owned */
     char *text;     /* name of the scored text or id file, for people; owned, may be NULL */
     int64_t windows;
     int64_t length;      /* tokens per window */
@@ -151,13 +177,24 @@ typedef struct qc_evaluation {
     char ids_sha256[65]; /* over the scored windows' ids as little-endian int32; "" if not computed */
     double nll_mean;     /* mean over tokens, = ln ppl */
     double ppl, ppl_reference;
-    double ppl_ratio;    /* ppl / ppl_reference */
-    double delta_nll;    /* mean of nll - nll_reference = ln ppl_ratio */
+    double ppl_se, ppl_reference_se, ppl_ratio_se; /* from those of the NLL, by the derivative of exp */
+    double ppl_ratio;                              /* ppl / ppl_reference */
+    double nll_correlation;                        /* of the two NLL over tokens */
+    double delta_nll;                              /* mean of nll - nll_reference = ln ppl_ratio */
     double delta_nll_se; /* the larger of the plain and the window-clustered standard error */
+    double delta_nll_low, delta_nll_high; /* 95 % interval, Student's t over windows; NaN with one window */
     double kld_mean, kld_p99, kld_max;
-    double top1;
+    qc_spread kld;     /* KL(reference || model) */
+    qc_spread delta_p; /* p(target) of the model minus that of the reference */
+    double delta_p_rms, delta_p_rms_se;
+    double top1, top1_se;
+    double flips;                 /* share of tokens that one of the two has on top and the other has not */
+    double flips_lost, flips_won; /* had by the reference alone; by the model alone */
     double seconds;               /* wall time of the walk; reported under timings, never inside evaluation */
     qc_window_result *per_window; /* [windows], owned; NULL if not kept */
+    qc_place_result *per_place;   /* [n_places], owned; NULL if not kept */
+    int64_t n_places;
+    int64_t kld_counts[QC_N_KLD_BINS]; /* positions per bin; all 0 without a reference */
 } qc_evaluation;
 
 /* All numbers NaN, counts 0, strings NULL: what an evaluation starts from. */

@@ -178,7 +178,7 @@ static double evaluate_unit(fixture *f, const qc_unit *unit, const qc_gptq_optio
     qc_model rounded;
     must(qc_model_open(&copy->base, &rounded, &err), &err);
     int64_t lengths[WINDOWS] = {LENGTH + 1, LENGTH + 1};
-    qc_sequences seqs = {f->ids, lengths, WINDOWS};
+    qc_sequences seqs = {.ids = f->ids, .lengths = lengths, .n_sequences = WINDOWS};
     qc_token_score scores[WINDOWS * LENGTH];
     must(qc_eval_tokens(f->be, &f->model, &rounded, &seqs, NULL, scores, &err), &err);
     double sum = 0;

@@ -40,6 +40,13 @@ static void teardown(fixture *f)
     qc_pool_free(f->pool);
 }
 
+static int cut(const qc_tokenizer *tok, const char *path, int64_t length, int64_t n_windows, qc_windows *ret,
+               qc_err *err)
+{
+    qc_cut_rule rule = {.length = length, .n_windows = n_windows};
+    return qc_windows_from_text(tok, path, &rule, ret, err);
+}
+
 START_TEST(golden_windows)
 {
     enum { N = 6 };
@@ -51,15 +58,13 @@ START_TEST(golden_windows)
                      QC_OK);
     const cJSON *golden = qc_json_get(doc, "heldout");
     qc_windows all, w;
-    ck_assert_int_eq(
-        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, 0, false, &all, &err), QC_OK);
+    ck_assert_int_eq(cut(f.tok, test_data("text/austen-heldout.txt"), 512, 0, &all, &err), QC_OK);
     ck_assert_int_eq(all.n_text_ids, qc_json_get(golden, "tokens")->valueint);
     ck_assert_int_eq(all.n_windows, qc_json_get(golden, "windows")->valueint);
     ck_assert(!all.bos);
     qc_windows_clear(&all);
 
-    ck_assert_int_eq(
-        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 512, N, false, &w, &err), QC_OK);
+    ck_assert_int_eq(cut(f.tok, test_data("text/austen-heldout.txt"), 512, N, &w, &err), QC_OK);
     ck_assert_int_eq(w.n_windows, N);
     qc_evaluation e;
     ck_assert_msg(qc_evaluate(f.be, NULL, &f.model, &w, NULL, &e, &err) == QC_OK, "%s", err.msg);
@@ -87,14 +92,139 @@ START_TEST(pair_statistics)
     setup(&f);
     qc_err err = {0};
     qc_windows w;
-    ck_assert_int_eq(
-        qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 64, 3, false, &w, &err), QC_OK);
+    ck_assert_int_eq(cut(f.tok, test_data("text/austen-heldout.txt"), 64, 3, &w, &err), QC_OK);
     qc_evaluation e;
     ck_assert_int_eq(qc_evaluate(f.be, &f.model, &f.model, &w, NULL, &e, &err), QC_OK);
     ck_assert(e.kld_mean == 0 && e.kld_max == 0 && e.kld_p99 == 0 && e.delta_nll == 0 && e.delta_nll_se == 0);
     ck_assert(e.ppl_ratio == 1 && e.top1 == 1 && e.ppl == e.ppl_reference);
     ck_assert_int_eq(e.tokens_scored, 3 * 63);
     qc_evaluation_clear(&e);
+    qc_windows_clear(&w);
+    teardown(&f);
+}
+END_TEST
+
+/* NLL of scored places, window by window, of windows that are cut here by hand. */
+static double hand_nll(const fixture *f, const int32_t *ids, int64_t start, int64_t length, int64_t first)
+{
+    enum { MOST = 128 };
+    qc_sequences seqs = {.ids = ids + start, .lengths = &length, .n_sequences = 1};
+    qc_token_score s[MOST];
+    qc_err err = {0};
+    ck_assert(length <= MOST);
+    ck_assert_int_eq(qc_eval_tokens(f->be, &f->model, NULL, &seqs, NULL, s, &err), QC_OK);
+    double sum = 0;
+    for (int64_t i = first; i < length; i++)
+        sum += (double)s[i - 1].nll_a;
+    return sum;
+}
+
+/* A text of n tokens in windows of `length`: scored ids and perplexity as summed by hand. */
+static void check_protocol(const fixture *f, const int32_t *ids, int64_t n, const char *path,
+                           const qc_cut_rule *rule, int64_t want_scored)
+{
+    qc_windows w;
+    qc_evaluation e;
+    qc_err err = {0};
+    ck_assert_msg(qc_windows_from_text(f->tok, path, rule, &w, &err) == QC_OK, "%s", err.msg);
+    ck_assert_int_eq(w.n_text_ids, n);
+    ck_assert_int_eq(qc_windows_scored(&w, w.n_windows), want_scored);
+    ck_assert_int_eq(qc_evaluate(f->be, NULL, &f->model, &w, NULL, &e, &err), QC_OK);
+    double sum = 0;
+    int64_t seen = 1;
+    for (int64_t i = 0; i < w.n_windows; i++) {
+        int64_t start = i * (rule->stride ? rule->stride : rule->length), first = 1,
+                length = start + rule->length > n ? n - start : rule->length;
+        if (rule->protocol == QC_PROTOCOL_LLAMA)
+            first = rule->length / 2 + 1;
+        if (rule->protocol == QC_PROTOCOL_FULL)
+            first = seen - start;
+        sum += hand_nll(f, ids, start, length, first);
+        seen = start + length;
+    }
+    ck_assert_int_eq(e.tokens_scored, want_scored);
+    ck_assert_double_eq_tol(e.nll_mean, sum / (double)want_scored, TOL_TOKEN_NLL);
+    ck_assert_str_eq(e.protocol, qc_protocol_name(rule->protocol));
+    qc_evaluation_clear(&e);
+    qc_windows_clear(&w);
+}
+
+/* The first n_ids ids of the held-out text, as a file of their own. */
+static int32_t *text_of_ids(const fixture *f, int64_t n_ids, char *path)
+{
+    char *text, *part;
+    size_t n_bytes, n_part;
+    int32_t *ids, *again;
+    int64_t n, n_again;
+    qc_err err = {0};
+    ck_assert_int_eq(qc_text_read(test_data("text/austen-heldout.txt"), &text, &n_bytes, &err), QC_OK);
+    ck_assert_int_eq(qc_tokenizer_encode(f->tok, text, n_bytes, NULL, &ids, &n, &err), QC_OK);
+    ck_assert_int_eq(qc_tokenizer_decode(f->tok, ids, n_ids, false, &part, &n_part, &err), QC_OK);
+    ck_assert_int_eq(qc_tokenizer_encode(f->tok, part, n_part, NULL, &again, &n_again, &err), QC_OK);
+    ck_assert_int_eq(n_again, n_ids);
+    ck_assert(part[n_part - 1] != '\n'); /* protocol llama would drop it */
+    int fd = mkstemp(path);
+    ck_assert(fd >= 0 && write(fd, part, n_part) == (ssize_t)n_part);
+    close(fd);
+    qc_free(text);
+    qc_free(part);
+    qc_free(ids);
+    return again;
+}
+
+START_TEST(protocols)
+{
+    char path[] = "/tmp/qc-protocols-XXXXXX", other[] = "/tmp/qc-protocols-XXXXXX";
+    fixture f;
+    setup(&f);
+    int32_t *ids = text_of_ids(&f, 1000, path), *few = text_of_ids(&f, 257, other);
+    check_protocol(&f, ids, 1000, path, &(qc_cut_rule){.length = 128}, 7 * 127);
+    check_protocol(&f, ids, 1000, path, &(qc_cut_rule){.protocol = QC_PROTOCOL_LLAMA, .length = 128}, 7 * 63);
+    check_protocol(&f, ids, 1000, path,
+                   &(qc_cut_rule){.protocol = QC_PROTOCOL_FULL, .length = 128, .stride = 64}, 999);
+    for (int64_t stride = 1; stride < 64; stride += 31)
+        check_protocol(&f, few, 257, other,
+                       &(qc_cut_rule){.protocol = QC_PROTOCOL_FULL, .length = 64, .stride = stride}, 256);
+    qc_free(ids);
+    qc_free(few);
+    unlink(path);
+    unlink(other);
+    teardown(&f);
+}
+END_TEST
+
+/* A tokenizer that adds a BOS: in front of the text, or at each window's start; what is scored stays the same
+ * ids. */
+START_TEST(bos)
+{
+    static const char config[] = "{\"add_bos_token\": true, \"bos_token\": \"<|endoftext|>\"}";
+    fixture f;
+    qc_err err = {0};
+    qc_windows w;
+    setup(&f);
+    ck_assert_msg(qc_tokenizer_apply_config(f.tok, config, strlen(config), "config", &err) == QC_OK, "%s",
+                  err.msg);
+    const char *text = test_data("text/austen-heldout.txt");
+    qc_cut_rule rule = {.length = 32, .n_windows = 3};
+    ck_assert_msg(qc_windows_from_text(f.tok, text, &rule, &w, &err) == QC_OK, "%s", err.msg);
+    ck_assert(w.bos && w.ids[32] != w.ids[0]);
+    int32_t id = w.ids[0], text_id[96];
+    memcpy(text_id, w.ids, sizeof text_id);
+    qc_windows_clear(&w);
+
+    rule.protocol = QC_PROTOCOL_LLAMA;
+    ck_assert_int_eq(qc_windows_from_text(f.tok, text, &rule, &w, &err), QC_OK);
+    for (int i = 0; i < 96; i++)
+        ck_assert_int_eq(w.ids[i], i % 32 ? text_id[i] : id);
+    ck_assert_int_eq(w.first[2], 17);
+    qc_windows_clear(&w);
+
+    rule.protocol = QC_PROTOCOL_FULL;
+    ck_assert_int_eq(qc_windows_from_text(f.tok, text, &rule, &w, &err), QC_OK);
+    for (int64_t i = 0, at = 0; i < 3; i++)
+        for (int64_t k = 0; k < 32; k++, at++)
+            ck_assert_int_eq(w.ids[at], k ? text_id[i * 16 + k] : id);
+    ck_assert(w.first[0] == 2 && w.first[1] == 16 && w.first[2] == 16);
     qc_windows_clear(&w);
     teardown(&f);
 }
@@ -109,7 +239,7 @@ static void expect_text_error(const fixture *f, const char *text, size_t n_bytes
     close(fd);
     qc_windows w;
     qc_err err = {0};
-    ck_assert_int_eq(qc_windows_from_text(f->tok, path, 16, 0, false, &w, &err), code);
+    ck_assert_int_eq(cut(f->tok, path, 16, 0, &w, &err), code);
     ck_assert_msg(strstr(err.msg, fragment) && strstr(err.msg, path), "%s", err.msg);
     unlink(path);
 }
@@ -123,18 +253,16 @@ START_TEST(bad_texts)
     expect_text_error(&f, "too short", 9, QC_E_INPUT, "a window has 16");
     qc_windows w;
     qc_err err = {0};
-    ck_assert_int_eq(qc_windows_from_text(f.tok, "/nonexistent", 16, 0, false, &w, &err), QC_E_INPUT);
-    ck_assert_int_eq(qc_windows_from_text(f.tok, test_data("text/austen-heldout.txt"), 1, 0, false, &w, &err),
-                     QC_E_USAGE);
+    ck_assert_int_eq(cut(f.tok, "/nonexistent", 16, 0, &w, &err), QC_E_INPUT);
+    ck_assert_int_eq(cut(f.tok, test_data("text/austen-heldout.txt"), 1, 0, &w, &err), QC_E_USAGE);
     teardown(&f);
 }
 END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"golden_windows", golden_windows},
-                               {"pair", pair_statistics},
-                               {"bad_texts", bad_texts},
-                               {NULL, NULL}};
+    const test_case cases[] = {{"golden_windows", golden_windows}, {"pair", pair_statistics},
+                               {"protocols", protocols},           {"bos", bos},
+                               {"bad_texts", bad_texts},           {NULL, NULL}};
     return run_tests("windows", cases);
 }
