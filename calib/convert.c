@@ -128,10 +128,11 @@ static bool is_solved(const run *r, const char *name)
     return r->options->journal && qc_journal_has(r->options->journal, name);
 }
 
-/* Codes of the journal to the file. */
-static int carry_codes(run *r, const qc_convert_item *item, qc_err *err)
+/* Codes that exist already, in the journal or in the source, to the output. */
+static int carry_codes(run *r, const qc_convert_item *item, bool from_journal, qc_err *err)
 {
-    const qc_tensor_info *info = r->model->src->info(r->model->src, item->tensor);
+    const qc_source *src = r->model->src;
+    const qc_tensor_info *info = src->info(src, item->tensor);
     int64_t n_rows = qc_tensor_rows(info), n_cols = qc_tensor_cols(info),
             step = qc_min_i64(qc_convert_block_rows(n_cols), n_rows);
     const qc_grid *grid = &item->spec.grid;
@@ -142,9 +143,13 @@ static int carry_codes(run *r, const qc_convert_item *item, qc_err *err)
     int rc = r->writer->begin_tensor(r->writer, &out, err);
     for (int64_t row = 0; row < n_rows && rc == QC_OK; row += step) {
         int64_t n = qc_min_i64(step, n_rows - row);
-        if ((rc = qc_journal_read_codes(r->options->journal, info->name, grid, n_cols, row, n, &b.rows,
-                                        err)) == QC_OK &&
-            (rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
+        b.rows.n_rows = n;
+        rc = from_journal
+                 ? qc_journal_read_codes(r->options->journal, info->name, grid, n_cols, row, n, &b.rows, err)
+                 : src->read_codes(src, item->tensor, row, n, &b.rows, err);
+        if (!from_journal)
+            src->release(src, item->tensor, row, n);
+        if (rc == QC_OK && (rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
             rc = advance(r, (double)(n * n_cols), err);
     }
     block_free(&b);
@@ -232,6 +237,7 @@ static int account(const run *r, const qc_convert_item *item, const outcome *out
         .group_elems = quantized ? item->spec.grid.group_elems : 0,
         .symmetric = quantized && item->spec.grid.symmetric,
         .searched = quantized && item->spec.search != QC_SEARCH_MINMAX,
+        .carried = item->carried && !out->record,
         .bytes_in = info->n_bytes,
         .bytes_out = item->bytes_out,
         .sq_error = quantized ? stats->sq_error : NAN,
@@ -302,12 +308,14 @@ static int write_item(run *r, qc_convert_item *item, outcome *out, qc_event_list
     if (solved && item->action == QC_ACTION_QUANTIZED) {
         out->record = find_record(r, name);
         out->stats = out->record ? out->record->stats : out->stats;
-        return carry_codes(r, item, err);
+        return carry_codes(r, item, true, err);
     }
     if (solved && item->action == QC_ACTION_COPIED) {
         out->folded = true;
         return put_folded(r, item, err);
     }
+    if (item->carried)
+        return carry_codes(r, item, false, err);
     QC_TRY(check_finite(r, item, events, err));
     return item->action == QC_ACTION_QUANTIZED ? quantize_tensor(r, item, &out->stats, err)
                                                : copy_tensor(r, item, err);

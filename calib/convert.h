@@ -22,6 +22,7 @@ typedef struct qc_convert_item {
     qc_quant_spec spec; /* when action is QC_ACTION_QUANTIZED */
     int act_bits;       /* of the matrix's inputs while running; 0 = not quantized. The same in a stage */
     int64_t act_group;  /* as in qc_tensor_info */
+    bool carried;       /* the source has the tensor on this very grid: its codes go over bit for bit */
     const char *rule;   /* static text: why */
     uint64_t bytes_out; /* in the output; 0 when not stored */
 } qc_convert_item;
@@ -37,7 +38,10 @@ typedef struct qc_convert_plan {
     double n_weights;             /* to be quantized */
 } qc_convert_plan;
 
-/* Decide for every tensor. Events: group_fallback; kept16, where the format has no grid for a matrix.
+/* Decide for every tensor. Without a policy what is on a grid in the source stays on that grid, codes and
+ * scales bit for bit, and all else stays as it is; with one, the same happens where both grids are equal.
+ * Events: group_fallback; kept16, where the format has no grid for a matrix; requantized, where codes of the
+ * source are rounded anew because the grids differ.
  * QC_E_UNSUPPORTED: a group that does not divide, a grid that the format can not hold; QC_E_USAGE: an
  * override or skip pattern that matches nothing. Clear with qc_convert_plan_clear. */
 int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const qc_writer_format *format,

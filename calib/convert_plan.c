@@ -4,6 +4,7 @@
 #include "qc_alloc.h"
 #include "qc_math.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* A block of rows in work: 8 MiB of float32, so that a block and its codes stay in the processor's cache
@@ -122,15 +123,57 @@ static int plan_matrix(const qc_policy *policy, const qc_tensor_info *info, qc_t
                         (long long)qc_tensor_cols(info));
 }
 
+/* As the source has it. */
+static void keep_matrix(const qc_tensor_info *info, qc_tensor_role role, qc_convert_item *item)
+{
+    bool grid = info->dtype == QC_DT_GRID;
+    item->action = grid ? QC_ACTION_QUANTIZED : QC_ACTION_KEPT16;
+    item->spec = (qc_quant_spec){.grid = info->grid};
+    item->act_bits = grid ? info->act_bits : 0;
+    item->act_group = grid ? info->act_group : 0;
+    item->rule = role == QC_ROLE_LINEAR ? "linear" : role == QC_ROLE_EMBEDDING ? "embedding" : "head";
+}
+
+static bool same_grid(const qc_grid *a, const qc_grid *b)
+{
+    return a->kind == b->kind && a->bits == b->bits && a->symmetric == b->symmetric &&
+           a->group_elems == b->group_elems && a->scale_dtype == b->scale_dtype;
+}
+
+static void grid_text(const qc_grid *g, char *ret, size_t ret_bytes)
+{
+    snprintf(ret, ret_bytes, "INT%d g%lld %s %s", g->bits, (long long)g->group_elems,
+             g->symmetric ? "sym" : "asym", qc_dtype_name(g->scale_dtype));
+}
+
+/* A matrix that is on a grid in the source: carried over if its grid stays, else that is said. */
+static int settle_source_grid(const qc_model *model, qc_convert_item *item, qc_event_list *events,
+                              qc_err *err)
+{
+    const qc_tensor_info *info = model->src->info(model->src, item->tensor);
+    char from[64], to[64];
+    if (info->dtype != QC_DT_GRID || item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
+        return QC_OK;
+    grid_text(&info->grid, from, sizeof from);
+    if (item->action != QC_ACTION_QUANTIZED)
+        return qc_event_add(events, QC_EVENT_NOTE, "dequantized", info->name, 1, err, "%s to values in %s",
+                            from, qc_dtype_name(item->dtype));
+    item->carried = same_grid(&info->grid, &item->spec.grid);
+    if (item->carried)
+        return QC_OK;
+    grid_text(&item->spec.grid, to, sizeof to);
+    return qc_event_add(events, QC_EVENT_FALLBACK, "requantized", info->name, 1, err, "%s rounded anew to %s",
+                        from, to);
+}
+
 static int plan_item(const qc_convert_plan *plan, const qc_model *model, const qc_policy *policy,
                      qc_convert_item *item, qc_event_list *events, qc_err *err)
 {
     const qc_tensor_info *info = model->src->info(model->src, item->tensor);
     qc_tensor_role role = model->places[item->tensor].role;
-    if (info->dtype == QC_DT_GRID)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%s: tensor %s is quantized already", model->src->path,
-                       info->name);
-    if (is_matrix(role)) {
+    if (is_matrix(role) && !policy) {
+        keep_matrix(info, role, item);
+    } else if (is_matrix(role)) {
         QC_TRY(plan_matrix(policy, info, role, item, events, err));
     } else if (role == QC_ROLE_TIED) {
         item->action = QC_ACTION_TIED;
@@ -145,7 +188,10 @@ static int plan_item(const qc_convert_plan *plan, const qc_model *model, const q
     if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
         return QC_OK;
     item->dtype = item->action == QC_ACTION_QUANTIZED ? QC_DT_GRID : info->dtype;
-    return hold_item(plan, model, item, events, err);
+    if (item->dtype == QC_DT_GRID && item->action != QC_ACTION_QUANTIZED)
+        item->dtype = QC_DT_BF16; /* 16 bit was asked for a matrix that is on a grid */
+    QC_TRY(hold_item(plan, model, item, events, err));
+    return settle_source_grid(model, item, events, err);
 }
 
 qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tensor)
@@ -180,7 +226,7 @@ static int plan_acts_of_stage(const qc_model *model, const qc_policy *policy, in
 static int plan_acts(const qc_model *model, const qc_policy *policy, qc_convert_plan *plan,
                      qc_event_list *events, qc_err *err)
 {
-    for (int layer = 0; layer < (int)model->config.n_layers && policy->act_bits; layer++)
+    for (int layer = 0; policy && layer < (int)model->config.n_layers && policy->act_bits; layer++)
         for (int stage = 0; stage < QC_N_STAGES; stage++)
             QC_TRY(plan_acts_of_stage(model, policy, layer, (qc_stage)stage, plan, events, err));
     return QC_OK;
@@ -204,7 +250,8 @@ static int check_patterns(const qc_model *model, const qc_policy *policy, qc_err
 int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const qc_writer_format *format,
                          const char *type, qc_event_list *events, qc_convert_plan *ret, qc_err *err)
 {
-    QC_TRY(check_patterns(model, policy, err));
+    if (policy)
+        QC_TRY(check_patterns(model, policy, err));
     qc_convert_plan plan = {.format = format, .type = type, .n_items = model->src->n_tensors};
     plan.items = qc_calloc((size_t)plan.n_items, sizeof *plan.items);
     if (!plan.items)
@@ -226,7 +273,8 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
              * them */
             uint64_t elems =
                 (uint64_t)qc_convert_block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
-            plan.work_bytes = elems * 7 > plan.work_bytes ? elems * 7 : plan.work_bytes;
+            uint64_t work = elems * 7 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
+            plan.work_bytes = work > plan.work_bytes ? work : plan.work_bytes;
         }
     }
     int rc = plan_acts(model, policy, &plan, events, err);

@@ -9,38 +9,56 @@
 
 #define MAX_CONFIG_BYTES (16u << 20)
 
+/* Methods whose checkpoints are read (hf_quant.h). */
+static bool is_read(const char *method)
+{
+    static const char *const methods[] = {"gptq", "awq", "compressed-tensors"};
+    for (size_t i = 0; method && i < sizeof methods / sizeof methods[0]; i++)
+        if (strcmp(method, methods[i]) == 0)
+            return true;
+    return false;
+}
+
 /* One level of config.json: the keys that transformers, compressed-tensors and MLX use. */
-static int check_level(const char *path, const cJSON *level, qc_err *err)
+static int check_level(const char *path, const cJSON *level, cJSON **ret, qc_err *err)
 {
     static const char *const keys[] = {"quantization_config", "compression_config", "quantization"};
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0] && !*ret; i++) {
         const cJSON *q = qc_json_get(level, keys[i]);
         if (!q)
             continue;
         const char *method = cJSON_GetStringValue(qc_json_get(q, "quant_method"));
-        return qc_fail(err, QC_E_UNSUPPORTED,
-                       "%s: checkpoint is already quantized (%s, method %.100s); an unquantized one "
-                       "is expected",
-                       path, keys[i], method ? method : "not named");
+        if (!is_read(method))
+            return qc_fail(
+                err, QC_E_UNSUPPORTED,
+                "%s: checkpoint is quantized by a method that is not read (%s, method %.100s; read "
+                "are gptq, awq, compressed-tensors)",
+                path, keys[i], method ? method : "not named");
+        if (!(*ret = cJSON_Duplicate(q, true)))
+            return qc_fail_nomem(err, path, 4096);
     }
     return QC_OK;
 }
 
-int qc_hf_prequant_config(const char *folder, qc_err *err)
+int qc_hf_prequant_config(const char *folder, cJSON **ret, qc_err *err)
 {
-    cJSON *doc = NULL;
+    cJSON *doc = NULL, *found = NULL;
     char *path = qc_path_join(folder, "config.json");
     if (!path)
         return qc_fail_nomem(err, folder, sizeof "config.json");
     int rc = qc_path_exists(path) ? qc_json_load(path, MAX_CONFIG_BYTES, true, &doc, err) : QC_OK;
     if (rc == QC_OK && doc && cJSON_IsObject(doc)) {
-        rc = check_level(path, doc, err);
+        rc = check_level(path, doc, &found, err);
         for (const cJSON *c = doc->child; c && rc == QC_OK; c = c->next) /* text_config and its kind */
             if (cJSON_IsObject(c))
-                rc = check_level(path, c, err);
+                rc = check_level(path, c, &found, err);
     }
     cJSON_Delete(doc);
     qc_free(path);
+    if (rc == QC_OK)
+        *ret = found;
+    else
+        cJSON_Delete(found);
     return rc;
 }
 

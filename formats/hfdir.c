@@ -2,6 +2,7 @@
 
 #include "hf_layout.h"
 #include "hf_prequant.h"
+#include "hf_quant.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
@@ -25,6 +26,7 @@ typedef struct hf_source {
     qc_st_file *shards;
     entry *entries; /* [base.n_tensors], shard by shard in the order of the data */
     qc_map *by_name;
+    cJSON *quantization; /* how its matrices are packed; NULL: they are not */
 } hf_source;
 
 static const hf_source *self(const qc_source *src)
@@ -81,10 +83,10 @@ static size_t side_file_limit(const char *name)
 static int hf_side_file(const qc_source *src, const char *name, char **ret, size_t *ret_bytes, qc_err *err)
 {
     assert(!strchr(name, '/'));
-    char *text = NULL, *path = qc_path_join(src->path, name);
+    char *text = NULL, *path = qc_path_join(self(src)->path, name);
     size_t n_bytes = 0;
     if (!path)
-        return qc_fail_nomem(err, name, strlen(src->path));
+        return qc_fail_nomem(err, name, strlen(self(src)->path));
     int rc = qc_path_exists(path) ? qc_file_read(path, side_file_limit(name), &text, &n_bytes, err) : QC_OK;
     qc_free(path);
     if (rc < 0)
@@ -101,6 +103,7 @@ static void hf_close(qc_source *src)
         qc_st_close(&hf->shards[i]);
     qc_map_free(hf->by_name);
     qc_hf_names_clear(&hf->files);
+    cJSON_Delete(hf->quantization);
     qc_free(hf->shards);
     qc_free(hf->entries);
     qc_free(hf->path);
@@ -156,7 +159,8 @@ static int list_tensors(hf_source *hf, const qc_hf_names *names, qc_err *err)
     for (size_t i = 0; i < hf->n_shards; i++)
         for (int64_t k = 0; k < hf->shards[i].n_tensors; k++) {
             const qc_st_tensor *t = &hf->shards[i].tensors[k];
-            QC_TRY(qc_hf_prequant_tensor(hf->path, &t->info, err));
+            if (!hf->quantization)
+                QC_TRY(qc_hf_prequant_tensor(hf->path, &t->info, err));
             int added = qc_map_add(hf->by_name, t->info.name, strlen(t->info.name), hf->base.n_tensors);
             if (added < 0)
                 return qc_fail_nomem(err, hf->path, strlen(t->info.name));
@@ -249,7 +253,7 @@ static int open_into(hf_source *hf, qc_err *err)
 {
     qc_hf_layout layout = {0};
     QC_TRY(qc_hf_layout_find(hf->path, &layout, err));
-    int rc = qc_hf_prequant_config(hf->path, err);
+    int rc = qc_hf_prequant_config(hf->path, &hf->quantization, err);
     if (rc == QC_OK)
         rc = list_files(hf, &layout.shards, err);
     if (rc == QC_OK)
@@ -279,6 +283,8 @@ int qc_hfdir_open(const char *path, qc_source **ret, qc_err *err)
                            .side_file = hf_side_file,
                            .close = hf_close};
     int rc = open_into(hf, err);
+    if (rc == QC_OK && hf->quantization)
+        return qc_hf_quant_open(&hf->base, hf->quantization, ret, err);
     if (rc < 0)
         hf_close(&hf->base);
     else

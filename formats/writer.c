@@ -1,5 +1,6 @@
 #include "writer.h"
 
+#include "engine_format.h"
 #include "qc_file.h"
 #include "qc_outfolder.h"
 #include "qpk.h"
@@ -7,7 +8,8 @@
 #include <string.h>
 
 static const qc_writer_format *const formats[] = {
-    &qc_qpk_writer_format,
+    &qc_qpk_writer_format, &qc_gptq_writer_format, &qc_awq_writer_format,
+    &qc_ct_writer_format,  &qc_hf_writer_format,
 };
 
 const qc_writer_format *qc_writer_format_at(int i)

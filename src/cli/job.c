@@ -30,6 +30,25 @@
 
 /* ---- opening ---- */
 
+static bool is_quantized(const qc_source *src)
+{
+    for (int64_t i = 0; i < src->n_tensors; i++)
+        if (src->info(src, i)->dtype == QC_DT_GRID)
+            return true;
+    return false;
+}
+
+static int check_source(const job *j, qc_err *err)
+{
+    const qc_recipe *r = j->recipe;
+    for (int i = 0; i < r->n_emit && is_quantized(j->src); i++)
+        if (qc_job_calibrates(r, r->emit[i].own_quantize ? &r->emit[i].quantize : &r->quantize))
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "%s: is quantized already, and calibration starts from the 16-bit checkpoint",
+                           r->model);
+    return QC_OK;
+}
+
 static int open_inputs(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
@@ -38,6 +57,7 @@ static int open_inputs(job *j, qc_err *err)
     QC_TRY(qc_source_open(r->model, &j->src, err));
     QC_TRY(qc_model_open(j->src, &j->model, err));
     j->model_open = true;
+    QC_TRY(check_source(j, err));
     QC_TRY(qc_job_open_calibration(j, err));
     if (!r->verify.enabled)
         return QC_OK;
@@ -125,6 +145,22 @@ static int hash_source(job *j, qc_err *err)
     return QC_OK;
 }
 
+/* Engines compute in the type of the model and round scales to it. Outputs of one run have the same scales.
+ */
+static qc_dtype scale_type(const job *j, const output *o)
+{
+    int64_t norm = qc_model_tensor(&j->model, 0, QC_SLOT_FINAL_NORM);
+    bool bf16 = j->src->info(j->src, norm)->dtype == QC_DT_BF16;
+    for (int i = 0; i < j->recipe->n_emit && bf16; i++) {
+        const qc_recipe_emit *e = &j->recipe->emit[i];
+        const qc_recipe_quantize *asked = e->own_quantize ? &e->quantize : &j->recipe->quantize;
+        if (asked == o->asked && (e->format == QC_EMIT_GPTQ || e->format == QC_EMIT_AWQ ||
+                                  e->format == QC_EMIT_COMPRESSED_TENSORS))
+            return QC_DT_BF16;
+    }
+    return QC_DT_F16;
+}
+
 /* What the recipe says of each output, budgets left out. */
 static int plan_outputs(job *j, qc_err *err)
 {
@@ -145,8 +181,11 @@ static int plan_outputs(job *j, qc_err *err)
             o->events = &j->repeated_events;
         qc_evaluation_init(&o->evaluation);
         qc_policy policy;
-        qc_recipe_policy(o->quantize, &policy);
-        QC_TRY(qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, o->events, &o->plan, err));
+        o->scale = scale_type(j, o);
+        o->carries = is_quantized(j->src) && !r->asks_grid && !o->emit->own_quantize;
+        qc_recipe_policy(o->quantize, o->scale, &policy);
+        QC_TRY(qc_convert_plan_make(&j->model, o->carries ? NULL : &policy, o->format, o->emit->type,
+                                    o->events, &o->plan, err));
         QC_TRY(qc_job_plan_calibration(j, o, err));
     }
     return QC_OK;

@@ -117,14 +117,14 @@ static int adopt(job *j, output *o, qc_err *err)
 {
     qc_policy policy;
     qc_recipe_quantize q = *o->asked;
-    qc_recipe_policy(o->asked, &policy);
+    qc_recipe_policy(o->asked, o->scale, &policy);
     QC_TRY(qc_assignment_overrides(&o->assignment, &j->model, &policy, &q.overrides, &q.n_overrides, err));
     q.budget = (qc_recipe_budget){0};
     qc_overrides_free(o->chosen.overrides, o->chosen.n_overrides);
     o->chosen = q;
     o->quantize = &o->chosen;
     qc_convert_plan_clear(&o->plan);
-    qc_recipe_policy(&o->chosen, &policy);
+    qc_recipe_policy(&o->chosen, o->scale, &policy);
     return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, &j->repeated_events, &o->plan,
                                 err);
 }
@@ -200,7 +200,7 @@ static int choose_size(job *j, output *o, qc_err *err)
 static int plan_lead(job *j, output *o, qc_err *err)
 {
     qc_policy policy;
-    qc_recipe_policy(o->asked, &policy);
+    qc_recipe_policy(o->asked, o->scale, &policy);
     QC_TRY(qc_assignment_make(&j->model, &policy, &o->plan, &o->assignment, err));
     QC_TRY(measure(j, o, err));
     return o->asked->budget.size_bytes ? choose_size(j, o, err) : choose_bits(j, o, err);
@@ -216,7 +216,7 @@ int qc_job_plan_budget(job *j, output *o, qc_err *err)
     qc_policy policy;
     o->quantize = lead->quantize;
     qc_convert_plan_clear(&o->plan);
-    qc_recipe_policy(o->quantize, &policy);
+    qc_recipe_policy(o->quantize, o->scale, &policy);
     return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, o->events, &o->plan, err);
 }
 

@@ -9,9 +9,12 @@
 int qc_job_begin_file(const job *j, const output *o, qc_writer *writer, qc_err *err)
 {
     static const char *const names[] = {
-        "config.json",           "generation_config.json",  "tokenizer.json",
-        "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "chat_template.jinja",
+        /* only folders have them: other programs may look for them */
+        "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json"};
+    const size_t n_names = o->format->extension ? 6 : sizeof names / sizeof names[0];
+    for (size_t i = 0; i < n_names; i++) {
         char *text = NULL;
         size_t n_bytes = 0;
         QC_TRY(j->src->side_file(j->src, names[i], &text, &n_bytes, err));

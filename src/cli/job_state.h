@@ -31,6 +31,8 @@ typedef struct output {
     qc_convert_plan plan;
     qc_account_list accounts;
     const qc_writer_format *format;
+    qc_dtype scale; /* type of scales where the recipe says auto */
+    bool carries;   /* the source is quantized and nothing else was asked for: its codes are carried over */
     qc_writer *writer; /* NULL once published */
     char *final_path;  /* as the artifact is called now; NULL before publishing */
     uint64_t n_bytes;

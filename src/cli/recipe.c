@@ -473,6 +473,7 @@ static int build(qc_node *root, const char *folder, const qc_args *args, qc_reci
         rc = qc_fail(err, b.later.code, "%s", b.later.msg);
     if (rc == QC_OK)
         rc = resolve_formats(&r, err);
+    r.asks_grid = qc_node_child(root, "quantize", strlen("quantize")) != NULL;
     follow_statistics(&r);
     if (rc == QC_OK)
         *ret = r;
@@ -682,10 +683,12 @@ cJSON *qc_recipe_quantize_json(const qc_recipe_quantize *quantize)
 
 /* ---- for quant/policy ---- */
 
-void qc_recipe_policy(const qc_recipe_quantize *q, qc_policy *ret)
+void qc_recipe_policy(const qc_recipe_quantize *q, qc_dtype scale, qc_policy *ret)
 {
-    static const qc_dtype scale_dtypes[] = {QC_DT_F32, QC_DT_F16, QC_DT_BF16};
-    qc_dtype scale = scale_dtypes[q->weights.scale];
+    static const qc_dtype scale_dtypes[] = {
+        [QC_SCALE_F32] = QC_DT_F32, [QC_SCALE_F16] = QC_DT_F16, [QC_SCALE_BF16] = QC_DT_BF16};
+    if (q->weights.scale != QC_SCALE_AUTO)
+        scale = scale_dtypes[q->weights.scale];
     *ret = (qc_policy){
         .weights = {.grid = {QC_GRID_AFFINE, q->weights.bits, q->weights.symmetric, q->weights.group, scale},
                     .sym_rule = QC_SYM_FULL_RANGE,

@@ -47,12 +47,14 @@ typedef struct qc_recipe_calibration {
     double perplexity_limit; /* a warning above */
 } qc_recipe_calibration;
 
+typedef enum { QC_SCALE_AUTO = 0, QC_SCALE_F32, QC_SCALE_F16, QC_SCALE_BF16 } qc_recipe_scale;
+
 typedef struct qc_recipe_weights {
     int bits;
     int64_t group; /* -1 = one scale per row */
     bool symmetric;
     int search;         /* qc_search */
-    int scale;          /* 0 f32, 1 f16, 2 bf16 */
+    int scale;          /* qc_recipe_scale */
     int group_fallback; /* qc_group_fallback */
 } qc_recipe_weights;
 
@@ -153,6 +155,7 @@ typedef struct qc_recipe {
     char *file;  /* the recipe's own; NULL without one */
     qc_recipe_calibration calibration;
     qc_recipe_quantize quantize;
+    bool asks_grid; /* something below `quantize` was given: a quantized source is put on that grid */
     qc_recipe_verify verify;
     qc_recipe_run run;
     qc_limit *allow; /* fallbacks permitted per kind */
@@ -188,7 +191,8 @@ cJSON *qc_recipe_artifact_json(const qc_recipe *recipe);
 /* The quantize part alone (the recipe's or an emit entry's own), for the manifest inside an artifact. */
 cJSON *qc_recipe_quantize_json(const qc_recipe_quantize *quantize);
 
-/* Rules for quant/policy.h from the recipe's `quantize` or an emit entry's own; arrays are borrowed. */
-void qc_recipe_policy(const qc_recipe_quantize *quantize, qc_policy *ret);
+/* Rules for quant/policy.h from the recipe's `quantize` or an emit entry's own; arrays are borrowed. `scale`
+ * is the type of scales where that says auto. */
+void qc_recipe_policy(const qc_recipe_quantize *quantize, qc_dtype scale, qc_policy *ret);
 
 #endif

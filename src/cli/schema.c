@@ -48,8 +48,11 @@ static const qc_key weights_keys[] = {
     {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true", .help = "grid without zero points"},
     {"search", QC_KEY_ENUM, FIELD(S, search), .words = "minmax|mse", .deflt = "mse",
      .help = "how scales are chosen: from the extremes, or by the least squared error"},
-    {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "f32|f16|bf16", .deflt = "f16",
-     .help = "stored type of scales"},
+    {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "auto|f32|f16|bf16", .deflt = "auto",
+     .help =
+         "stored type of scales; auto is f16, but bf16 for a BF16 model of which an output is for engines "
+         "that compute in the model's type (gptq, awq, compressed-tensors), since they would round f16 "
+         "scales"},
     {"group_fallback", QC_KEY_ENUM, FIELD(S, group_fallback), .words = "error|channel|smaller|keep",
      .deflt = "error",
      .help = "where the group does not divide a matrix: refuse, one scale per row, a smaller group, or keep "
@@ -229,7 +232,7 @@ static const qc_key run_keys[] = {
 static const qc_key emit_keys[] = {
 #define S qc_recipe_emit
     {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx|hf",
-     .now = "auto|qpk", .deflt = "auto",
+     .now = "auto|qpk|gptq|awq|compressed-tensors|hf", .deflt = "auto",
      .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type), .help = "subtype of the format"},
@@ -253,7 +256,7 @@ static const qc_key report_keys[] = {
 };
 
 /* Kinds of events that can be counted as fallbacks. */
-#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping|no_statistics"
+#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping|no_statistics|requantized"
 
 const qc_key qc_schema[] = {
 #define S qc_recipe

@@ -99,7 +99,7 @@ static void tensor_json(cJSON *out, const qc_tensor_account *t)
         add_number(out, "group", (double)t->group_elems);
         cJSON_AddBoolToObject(out, "symmetric", t->symmetric);
         cJSON_AddBoolToObject(out, "searched", t->searched);
-        add_text(out, "method", t->solve.method ? t->solve.method : "rtn");
+        add_text(out, "method", t->solve.method ? t->solve.method : t->carried ? "carried" : "rtn");
         add_number(out, "relative_error", t->sq_weight > 0 ? t->sq_error / t->sq_weight : 0);
         add_number(out, "clipped", (double)t->n_clipped);
         add_number(out, "clipped_fraction", (double)t->n_clipped / ((double)t->n_rows * (double)t->n_cols));

@@ -88,6 +88,7 @@ typedef struct qc_tensor_account {
     int64_t group_elems;        /* 0 for a dense tensor */
     bool symmetric;             /* of a grid */
     bool searched;              /* scales were searched, not plain min-max */
+    bool carried;               /* codes and scales are those of the source, bit for bit; errors are then 0 */
     uint64_t bytes_in;          /* in the source */
     uint64_t bytes_out;         /* in the artifact, scales and padding included; 0 when not stored */
     double sq_error, sq_weight; /* sum h (w - w')^2 and sum h w^2 of the stored grid */

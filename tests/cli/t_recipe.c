@@ -128,7 +128,7 @@ START_TEST(every_supported_key)
     ck_assert_str_eq(r.emit[1].path, "dir/../b.qpk");
     ck_assert_str_eq(r.report.manifest, "dir/m.json");
     qc_policy policy;
-    qc_recipe_policy(&r.quantize, &policy);
+    qc_recipe_policy(&r.quantize, QC_DT_F16, &policy);
     ck_assert_int_eq(policy.weights.grid.scale_dtype, QC_DT_BF16);
     ck_assert(!policy.quantize_embedding);
     ck_assert_int_eq(policy.n_overrides, 2);

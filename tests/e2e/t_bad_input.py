@@ -99,7 +99,7 @@ def case_config_fields():
         (3, ["num_hidden_layers"], {"num_hidden_layers": 0}), (3, ["num_hidden_layers"], {"num_hidden_layers": 10**9}), (3, ["q_proj"], {"head_dim": 32}),
         (3, ["num_key_value_heads"], {"num_attention_heads": 3}), (3, ["rms_norm_eps"], {"rms_norm_eps": "x"}), (3, ["rms_norm_eps"], {"rms_norm_eps": -1}),
         (3, ["rope_theta"], {"rope_theta": 0}), (4, ["unknown_field"], {"unknown_field": 3}), (4, ["logit_scale"], {"logit_scale": 0.5}),
-        (3, ["model_type"], {"model_type": 5}), (4, ["nope", "qwen3"], {"model_type": "nope"}), (4, ["awq"], {"quantization_config": {"quant_method": "awq"}}),
+        (3, ["model_type"], {"model_type": 5}), (4, ["nope", "qwen3"], {"model_type": "nope"}), (3, ["awq"], {"quantization_config": {"quant_method": "awq"}}),
         (3, ["bias"], {"attention_bias": True}), (3, ["max_position_embeddings"], {"max_position_embeddings": 0}),
         (4, ["LlamaForCausalLM"], {"architectures": ["LlamaForCausalLM"]}), (4, ["rope"], {"rope_scaling": {"type": "no-such", "factor": 2}}),
     ]

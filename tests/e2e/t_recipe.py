@@ -201,8 +201,11 @@ def case_mistakes():
 def case_quantized_already():
     succeeds(recipe())
     shutil.move("a.qpk", "b.qpk")
-    fails(4, ["b.qpk", "quantized already"], recipe(model="b.qpk"), "--force")
-    same(files(), ["b.qpk", "r.json"], "files")
+    r = run(recipe(model="b.qpk"), "--force")  # the grid of the recipe is the one that it has
+    same(r.returncode, 0, f"the same grid ({r.stderr})")
+    r = run(recipe(model="b.qpk", quantize={"weights": {"bits": 3, "group": 64}}), "--force")
+    same(r.returncode, 6, f"another grid ({r.stderr})")
+    check("requantized" in r.stderr, f"the warning ({r.stderr})")
 
 
 main(globals())

@@ -363,12 +363,12 @@ END_TEST
 /* O-7 and S-11: config.json names the method. */
 static const text_case quantized_config[] = {
     {"{\"quantization_config\":{\"quant_method\":\"gptq\",\"bits\":4}}",
-     "already quantized (quantization_config, method gptq)", QC_E_UNSUPPORTED},
+     "config.json says that the checkpoint is gptq, but no tensor of it is packed", QC_E_INPUT},
     {"{\"text_config\":{\"quantization_config\":{\"quant_method\":\"fp8\"}}}",
-     "(quantization_config, method fp8)", QC_E_UNSUPPORTED},
-    {"{\"compression_config\":{\"quant_method\":\"compressed-tensors\"}}", "method compressed-tensors",
-     QC_E_UNSUPPORTED},
-    {"{\"quantization\":{\"group_size\":64,\"bits\":4}}", "(quantization, method not named)",
+     "(quantization_config, method fp8;", QC_E_UNSUPPORTED},
+    {"{\"compression_config\":{\"quant_method\":\"compressed-tensors\"}}",
+     "config.json: format (none) of compressed-tensors is not read", QC_E_UNSUPPORTED},
+    {"{\"quantization\":{\"group_size\":64,\"bits\":4}}", "(quantization, method not named;",
      QC_E_UNSUPPORTED},
     {"{\"quantization_config\":", "config.json:1:", QC_E_INPUT},
     {"{\"quantization_config\":null}", NULL, QC_OK},

@@ -1,0 +1,213 @@
+"""Folders that engines load: written, read back, converted into each other with the same codes; refusals; publication."""
+import json
+import os
+import shutil
+import struct
+
+from e2e import BUILD_ROOT, DEMO, TINY, check, fails, load, main, run, same, sha256, succeeds
+
+QEVAL = os.path.join(BUILD_ROOT, "src", "cli", "qeval")
+QINSPECT = os.path.join(BUILD_ROOT, "src", "cli", "qinspect")
+SHORT = ["--windows", "1", "--length", "128"]
+
+
+def convert(model, out, *options, report="r.json"):
+    """Convert and return the report."""
+    succeeds(model, "-o", out, "--force", "--report", report, *SHORT, *options)
+    return load(report)
+
+
+def tensors(folder):
+    """Name -> (dtype, shape, bytes) of all tensors of a folder."""
+    ret = {}
+    for name in sorted(n for n in os.listdir(folder) if n.endswith(".safetensors")):
+        with open(f"{folder}/{name}", "rb") as f:
+            size = struct.unpack("<Q", f.read(8))[0]
+            header, data = json.loads(f.read(size)), f.read()
+        ret.update({k: (v["dtype"], v["shape"], data[slice(*v["data_offsets"])]) for k, v in header.items()
+                    if k != "__metadata__"})
+    return ret
+
+
+def grids(path):
+    listing = json.loads(succeeds(path, "--json", program=QINSPECT).stdout)
+    return listing["format"], {t["name"]: t.get("grid") for t in listing["tensors"]}
+
+
+# ---- each format ----
+
+def case_formats_as_written():
+    q = "model.layers.0.self_attn.q_proj."
+    parts = {"gptq": ["g_idx", "qweight", "qzeros", "scales"], "awq": ["qweight", "qzeros", "scales"],
+             "compressed-tensors": ["weight_packed", "weight_scale", "weight_shape"], "hf": ["weight"]}
+    for name, suffixes in parts.items():
+        report = convert(DEMO, name, "--format", name, "--bits", "4", "--group", "128")
+        found = tensors(name)
+        same(sorted(k[len(q):] for k in found if k.startswith(q)), suffixes, f"parts of {name}")
+        config = load(f"{name}/config.json")
+        same(config.get("quantization_config", {}).get("quant_method", "hf"), name, "method")
+        same(config["tie_word_embeddings"], True, "tied")
+        for side in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            same(sha256(f"{name}/{side}"), sha256(f"{DEMO}/{side}"), f"{side} of {name}")
+        check("SHA-256" in open(f"{name}/README.md", encoding="utf-8").read(), "the model card names no source")
+        text = succeeds(name, *SHORT, "--json", program=QEVAL).stdout
+        same(json.loads(text)["ppl"], report["evaluation"]["ppl"], f"perplexity of {name} read again")
+        same(report["artifacts"][0]["bytes"], sum(os.path.getsize(f"{name}/{f}") for f in os.listdir(name)), "bytes")
+        kinds = {t["name"]: t["action"] for t in report["tensors"]}
+        same(kinds["model.embed_tokens.weight"], "quantized" if name == "hf" else "kept16", "the embedding")
+    kept = [e for e in load("r.json")["events"] if e["kind"] == "kept16"]
+    same(kept, [], "hf keeps nothing")
+    check(load("gptq/config.json")["quantization_config"] == load("gptq/quantize_config.json"), "the two descriptions differ")
+
+
+def case_w8a8():
+    report = convert(DEMO, "w8a8", "--format", "compressed-tensors", "--bits", "8", "--group", "channel", "--set",
+                     "quantize.activations.bits=8")
+    config = load("w8a8/config.json")["quantization_config"]
+    same(config["format"], "int-quantized", "format")
+    same(config["config_groups"]["group_0"]["input_activations"]["strategy"], "token", "activations")
+    same(tensors("w8a8")["model.layers.0.mlp.down_proj.weight"][0], "I8", "type of weights")
+    convert(DEMO, "a.qpk", "--bits", "8", "--group", "channel", "--set", "quantize.activations.bits=8", "--set",
+            "quantize.weights.scale=bf16", "--set", "quantize.embedding.bits=16")
+    same(load("r.json")["evaluation"]["kld_mean"], report["evaluation"]["kld_mean"], "KLD of the packed file with the same grid")
+
+
+def case_shapes_that_do_not_pack():
+    succeeds(TINY, "--format", "gptq", "--bits", "4", "--group", "16", "-o", "t", "--report", "r.json", "--windows", "1",
+             "--length", "64")
+    kept = {e["subject"] for e in load("r.json")["events"] if e["kind"] == "kept16"}
+    dynamic = load("t/config.json")["quantization_config"].get("dynamic", {})
+    listed = {k[3:-1].replace("\\.", ".") + ".weight" for k in dynamic if k.startswith("-:^")}
+    same(kept - {"model.embed_tokens.weight"}, listed, "matrices left in 16 bit and those that config.json names")
+
+
+# ---- one into the other ----
+
+def case_chain_keeps_the_codes():
+    for symmetric, first in (("true", "v1"), ("false", "v2")):
+        convert(DEMO, "g0", "--format", "gptq", "--bits", "4", "--group", "64", "--set", f"quantize.weights.symmetric={symmetric}")
+        same(load("g0/config.json")["quantization_config"]["checkpoint_format"], "gptq" if first == "v1" else "gptq_v2", "version")
+        for source, name, fmt in (("g0", "a", "awq"), ("a", "q.qpk", "qpk"), ("q.qpk", "g1", "gptq")):
+            report = convert(source, name, "--format", fmt)
+            same(report["evaluation"]["kld_max"], 0, f"{fmt} beside {source}")
+            same({t["method"] for t in report["tensors"] if t["action"] == "quantized"}, {"carried"}, f"methods in {fmt}")
+        a, b = tensors("g0"), tensors("g1")
+        same(sorted(a), sorted(b), "names after three conversions")
+        for key, value in a.items():
+            check(value == b[key], f"{key} changed on its way")
+
+
+def case_same_grid_other_scales():
+    """compressed-tensors stores the scales of a BF16 model as BF16, GPTQ the same numbers as F16: said, not hidden."""
+    convert(DEMO, "c", "--format", "compressed-tensors", "--bits", "8", "--group", "128")
+    same(grids("c")[1]["model.layers.0.mlp.up_proj.weight"]["scale"], "BF16", "scales")
+    report = convert("c", "g", "--format", "gptq")
+    same(report["evaluation"]["kld_max"], 0, "the same values")
+    same(grids("g")[1]["model.layers.0.mlp.up_proj.weight"]["scale"], "F16", "scales")
+
+
+def case_requantized_is_said():
+    convert(DEMO, "g", "--format", "gptq", "--bits", "8", "--group", "128")
+    r = run("g", "-o", "a", "--format", "awq", "--bits", "4", "--group", "64", "--report", "r.json", "--force", *SHORT)
+    same(r.returncode, 6, "exit code")
+    check("requantized" in r.stderr, r.stderr)
+    same(sum(e["count"] for e in load("r.json")["events"] if e["kind"] == "requantized"), 42, "matrices counted")
+    fails(4, ["g", "awq", "INT8"], "g", "-o", "b", "--format", "awq", *SHORT)
+    fails(4, ["g", "quantized already"], "g", "-o", "b.qpk", "--method", "gptq", "--calib", f"{DEMO}/README.md")
+
+
+# ---- several outputs of one run ----
+
+def case_one_calibration():
+    recipe = {"model": DEMO, "calibration": {"text": f"{DEMO}/../../text/austen-calib.txt", "windows": 8, "length": 256},
+              "quantize": {"method": "gptq", "weights": {"bits": 4, "group": 128}, "embedding": {"bits": 16}},
+              "verify": {"windows": 1, "length": 128}, "report": {"json": "r.json"},
+              "emit": [{"path": "a.qpk"}, {"format": "gptq", "path": "g"}, {"format": "awq", "path": "a"},
+                       {"format": "compressed-tensors", "path": "c"}]}
+    with open("r.yaml", "w", encoding="utf-8") as f:
+        json.dump(recipe, f)
+    succeeds("r.yaml")
+    report = load("r.json")
+    figures = [a.get("evaluation", report["evaluation"])["kld_mean"] for a in report["artifacts"]]
+    same(figures, figures[:1] * 4, "figures of four outputs with the same codes")
+    recipe["emit"] = [{"path": "b.qpk"}, {"format": "hf", "path": "h"},
+                      {"format": "gptq", "path": "g8", "quantize": {"method": "rtn", "weights": {"bits": 3}}}]
+    with open("r.yaml", "w", encoding="utf-8") as f:
+        json.dump(recipe, f)
+    fails(4, ["gptq", "INT3"], "r.yaml")
+    check(not os.path.exists("b.qpk") and not os.path.exists("h"), "something was written before the refusal")
+
+
+# ---- refusals and publication ----
+
+def case_refused_at_plan_time():
+    cases = [
+        (["--format", "gptq", "--bits", "3"], ["down_proj", "gptq", "4 or 8 bits"]),
+        (["--format", "awq", "--bits", "8"], ["awq", "4 bits"]),
+        (["--format", "gptq", "--set", "emit.0.type=v1", "--set", "quantize.weights.symmetric=false"], ["v2"]),
+        (["--format", "gptq", "--bits", "8", "--set", "quantize.activations.bits=8"], ["activations"]),
+        (["--format", "compressed-tensors", "--bits", "4", "--set", "quantize.activations.bits=8"], ["activations", "INT8"]),
+        (["--format", "awq", "--set", "quantize.overrides=[{match: '*.down_proj', group: 64}]"], ["down_proj", "group 64"]),
+    ]
+    for options, words in cases:
+        fails(4, words, DEMO, "-o", "x", "--group", "128", *options)
+    fails(2, ["v3", "gptq"], DEMO, "-o", "x", "--format", "gptq", "--set", "emit.0.type=v3")
+    same(os.listdir("."), [], "files")
+
+
+def case_folders_are_published_whole():
+    convert(DEMO, "m", "--format", "gptq", "--bits", "8", "--group", "128")
+    before = sha256("m/model.safetensors")
+    fails(2, ["m", "exists already"], DEMO, "-o", "m", "--format", "gptq")
+    r = run(DEMO, "-o", "m", "--format", "gptq", "--bits", "4", "--group", "128", "--gate", "ppl_ratio=1.0000001", "--force", *SHORT)
+    same(r.returncode, 1, "exit code of a failed gate")
+    same(sha256("m/model.safetensors"), before, "what was there")
+    check(os.path.exists("m.rejected/config.json"), "the rejected folder is missing")
+    os.mkdir("mine")
+    open("mine/notes.txt", "w", encoding="utf-8").close()
+    fails(2, ["mine"], DEMO, "-o", "mine", "--format", "gptq", "--force")
+    fails(2, ["model"], DEMO, "-o", DEMO, "--format", "gptq", "--force")
+    same(sorted(os.listdir(".")), ["m", "m.rejected", "mine", "r.json"], "files")
+
+
+def case_same_bytes_for_any_threads():
+    for n in ("1", "2"):
+        convert(DEMO, f"m{n}/x" if os.path.isdir(f"m{n}") else f"m{n}", "--format", "gptq", "--bits", "4", "--group", "128",
+                "--threads", n)
+    same(sha256("m1/model.safetensors"), sha256("m2/model.safetensors"), "one and two threads")
+
+
+# ---- broken folders ----
+
+def case_broken_folders():
+    convert(DEMO, "g", "--format", "gptq", "--bits", "4", "--group", "128")
+
+    def broken(words, code=3, config=None, rename=None, word=None):
+        shutil.rmtree("b", ignore_errors=True)
+        shutil.copytree("g", "b")
+        if config:
+            doc = load("b/config.json")
+            doc["quantization_config"].update(config)
+            json.dump(doc, open("b/config.json", "w", encoding="utf-8"))
+        data = bytearray(open("b/model.safetensors", "rb").read())
+        if rename:
+            data = bytearray(bytes(data).replace(*rename))
+        if word:
+            size = struct.unpack("<Q", data[:8])[0]
+            begin = json.loads(data[8:8 + size])[word[0]]["data_offsets"][0] + 8 + size
+            data[begin:begin + 4] = struct.pack("<i", word[1])
+        open("b/model.safetensors", "wb").write(data)
+        fails(code, words, "b", program=QINSPECT)
+
+    q = b"model.layers.0.self_attn.q_proj."
+    broken(["q_proj.scales", "missing"], rename=(q + b"scales", q + b"scalez"))
+    broken(["q_proj.qweight", "without"], rename=(q + b"qweight", q + b"qwaight"))
+    broken(["q_proj.g_idx", "group 77"], word=("model.layers.0.self_attn.q_proj.g_idx", 77))
+    broken(["q_proj.g_idx", "group -1"], word=("model.layers.0.self_attn.q_proj.g_idx", -1))
+    broken(["marlin"], code=4, config={"checkpoint_format": "marlin"})
+    broken(["fp8"], code=4, config={"quant_method": "fp8"})
+    broken(["I32"], code=4, config={"quant_method": "compressed-tensors", "format": "pack-quantized"})
+    broken(["qweight"], config={"quant_method": "awq"})
+
+
+main(globals())
