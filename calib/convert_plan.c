@@ -137,7 +137,8 @@ static void keep_matrix(const qc_tensor_info *info, qc_tensor_role role, qc_conv
 static bool same_grid(const qc_grid *a, const qc_grid *b)
 {
     return a->kind == b->kind && a->bits == b->bits && a->symmetric == b->symmetric &&
-           a->group_elems == b->group_elems && a->scale_dtype == b->scale_dtype;
+           a->group_elems == b->group_elems && a->scale_dtype == b->scale_dtype &&
+           a->super_elems == b->super_elems && a->sub_bits == b->sub_bits;
 }
 
 static void grid_text(const qc_grid *g, char *ret, size_t ret_bytes)

@@ -149,6 +149,15 @@ static int64_t group_of(int64_t cols, int64_t n_groups)
     return n_groups > 0 && cols % n_groups == 0 ? cols / n_groups : 0;
 }
 
+static qc_grid affine(int64_t bits, bool symmetric, int64_t group_elems, qc_dtype scale)
+{
+    return (qc_grid){.kind = QC_GRID_AFFINE,
+                     .bits = (int)bits,
+                     .symmetric = symmetric,
+                     .group_elems = group_elems,
+                     .scale_dtype = scale};
+}
+
 /* ---- GPTQ ---- */
 
 /* Groups of the columns in the order of their groups? Else they are kept. */
@@ -197,7 +206,7 @@ static int gptq_matrix(const qc_quant_layout *l, int64_t i, int module, qc_logic
     if ((bits != 4 && bits != 8) || rows % (32 / bits) || qweight->shape[0] > INT64_C(1) << 40)
         return fail(l, QC_E_INPUT, name, "the shapes of qweight and qzeros do not belong together", err);
     int64_t cols = qweight->shape[0] * 32 / bits;
-    qc_grid grid = {QC_GRID_AFFINE, (int)bits, false, group_of(cols, s->shape[0]), s->dtype};
+    qc_grid grid = affine(bits, false, group_of(cols, s->shape[0]), s->dtype);
     if (!grid.group_elems)
         return fail(l, QC_E_INPUT, name, "the groups of its scales do not divide its inputs", err);
     if (s->dtype != QC_DT_F16)
@@ -229,7 +238,7 @@ static int awq_matrix(const qc_quant_layout *l, int64_t i, int module, qc_logica
     int64_t cols = qweight->n_dims == 2 ? qweight->shape[0] : 0;
     if (cols == 0 || qweight->shape[1] > INT64_C(1) << 40 || s->shape[1] != qweight->shape[1] * 8)
         return fail(l, QC_E_INPUT, name, "the shapes of qweight and scales do not belong together", err);
-    qc_grid grid = {QC_GRID_AFFINE, 4, false, group_of(cols, s->shape[0]), s->dtype};
+    qc_grid grid = affine(4, false, group_of(cols, s->shape[0]), s->dtype);
     if (!grid.group_elems)
         return fail(l, QC_E_INPUT, name, "the groups of its scales do not divide its inputs", err);
     if (s->dtype != QC_DT_F16)
@@ -266,7 +275,7 @@ static int ct_packed_matrix(const qc_quant_layout *l, int64_t i, int module, qc_
     if ((bits != 4 && bits != 8) || dims[1] % (32 / bits) || packed->shape[1] * 32 != bits * dims[1])
         return fail(l, QC_E_UNSUPPORTED, name, "only 4 and 8 bits that fill their words are read", err);
     bool symmetric = find_part(l, name, module, "weight_zero_point") < 0;
-    qc_grid grid = {QC_GRID_AFFINE, (int)bits, symmetric, group_of(dims[1], s->shape[1]), s->dtype};
+    qc_grid grid = affine(bits, symmetric, group_of(dims[1], s->shape[1]), s->dtype);
     if (!grid.group_elems || !is_scale_type(s->dtype) || (!symmetric && dims[0] % (32 / bits)))
         return fail(l, QC_E_INPUT, s->name,
                     "expected F16, BF16 or F32 scales of groups that divide the inputs", err);
@@ -291,7 +300,7 @@ static int ct_int_matrix(const qc_quant_layout *l, int64_t i, int module, qc_log
         !is_scale_type(s->dtype))
         return fail(l, QC_E_UNSUPPORTED, name,
                     "int-quantized weights are read with one scale per row and no zero points", err);
-    qc_grid grid = {QC_GRID_AFFINE, 8, true, weight->shape[1], s->dtype};
+    qc_grid grid = affine(8, true, weight->shape[1], s->dtype);
     t->packing = &qc_packing_ct_int;
     QC_TRY(name_matrix(name, module, weight->shape[0], weight->shape[1], &grid, t, err));
     QC_TRY(qc_ct_config_acts(l->inner->path, l->config, name, module, &t->info.act_bits, err));
