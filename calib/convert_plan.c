@@ -274,7 +274,8 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
              * them */
             uint64_t elems =
                 (uint64_t)qc_convert_block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
-            uint64_t work = elems * 7 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
+            uint64_t work =
+                elems * 7 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
             plan.work_bytes = work > plan.work_bytes ? work : plan.work_bytes;
         }
     }
