@@ -1,5 +1,5 @@
-/* The border between the product and the hardware: a table of named operations, implemented by cpu/ and later
- * by cuda/. Everything above (model, eval, quant, calib) computes only through it.
+/* The border between the product and the hardware: a table of named operations, implemented by cpu/ and by
+ * cuda/. Everything above (model, eval, quant, calib) computes only through it.
  *
  * Buffers are made by alloc and hold float32 in the backend's own address space: the host never dereferences
  * them, data cross by upload and download. (On the CPU both are copies within one memory.) All matrices are
@@ -12,6 +12,7 @@
 #include "qc_err.h"
 #include "qc_quant_spec.h"
 #include "qc_threads.h"
+#include "score.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -54,17 +55,6 @@ typedef struct qc_attention_shape {
     float softcap;      /* scores = softcap * tanh(scores / softcap) before the softmax; 0 = none */
 } qc_attention_shape;
 
-/* Running scores of one position while its logits arrive in slices of the vocabulary (Milakov & Gimelshein
- * 2018, online softmax). a = reference or only model, b = the other model (unused when scoring one model). */
-typedef struct qc_score {
-    double sum_a, sum_b;      /* sum exp(logit - max) so far */
-    double cross;             /* sum exp(a - max_a) * (a - b) so far */
-    float max_a, max_b;       /* largest logit so far */
-    float target_a, target_b; /* logit of the target id, once seen */
-    int32_t top_a, top_b;     /* first id with the largest logit */
-    int32_t n_nonfinite;      /* NaN or infinite logits seen */
-} qc_score;
-
 /* Columns that `descend` takes together, whole groups: about QC_DESCENT_BLOCK, or one group if that is
  * larger. */
 enum { QC_DESCENT_BLOCK = 128 };
@@ -75,8 +65,18 @@ static inline int64_t qc_descent_block(int64_t group_elems, int64_t n_cols)
     return group_elems > QC_DESCENT_BLOCK ? group_elems : QC_DESCENT_BLOCK / group_elems * group_elems;
 }
 
+/* What computes. Numbers that a backend does not know are 0. */
+typedef struct qc_device_info {
+    char name[128];        /* "NVIDIA H200"; for the CPU the highest instruction set in use */
+    int capability;        /* 10 * major + minor compute capability */
+    int driver;            /* version of CUDA that the driver speaks: 1000 * major + 10 * minor */
+    int clock_mhz;         /* nominal */
+    uint64_t memory_bytes; /* of the device */
+    uint64_t peak_bytes;   /* most device memory in use so far, that of cuBLAS and the context left out */
+} qc_device_info;
+
 struct qc_backend {
-    const char *name; /* "cpu", "cuda:0" */
+    const char *name; /* "cpu", "cuda:0", "emulated:0" */
 
     /* Buffers are plain host memory: any host pointer serves as one, and upload and download can be left out.
      */
@@ -194,11 +194,23 @@ struct qc_backend {
     int (*hessian_error)(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,
                          double *ret, qc_err *err);
 
+    void (*describe)(qc_backend *be, qc_device_info *ret);
+
     void (*close)(qc_backend *be);
 };
 
 /* The CPU backend on a pool (borrowed; NULL = one thread), kernels chosen by qc_cpu_flags(). */
 int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_err *err) QC_WARN_UNUSED;
+
+/* CUDA device `index` of this machine; `pool` (borrowed, may be NULL) fetches weights. Driver and cuBLAS are
+ * loaded now: QC_E_UNSUPPORTED with the reason where there are none, no such device, no kernels for it or
+ * none in this build. emulator: path of a library to use instead of both (tests/cuda_emulation), or NULL.
+ * Operations only queue work; a device that is lost shows at a later call. */
+int qc_backend_cuda_new(qc_pool *pool, qc_compute compute, int index, const char *emulator, qc_backend **ret,
+                        qc_err *err) QC_WARN_UNUSED;
+
+/* Whether this build has kernels for real devices. */
+bool qc_backend_cuda_built(void);
 
 /* NULL is fine. */
 static inline void qc_backend_close(qc_backend *be)

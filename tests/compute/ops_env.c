@@ -1,12 +1,20 @@
 #include "ops_env.h"
 
+#include "device_env.h"
+
 #include "qc_cpu.h"
 
-const int pool_sizes[N_POOLS] = {1, 2, 7};
-qc_pool *pools[N_POOLS];
-qc_backend *backends[MAX_MASKS][N_POOLS];
+int n_pools = MAX_POOLS;
+const int pool_sizes[MAX_POOLS] = {1, 2, 7};
+qc_pool *pools[MAX_POOLS];
+qc_backend *backends[MAX_MASKS][MAX_POOLS];
 qc_rng rng;
 qc_err err;
+
+bool ops_on_device(void)
+{
+    return getenv("QC_TEST_DEVICE") != NULL;
+}
 
 void ops_setup(void)
 {
@@ -14,11 +22,14 @@ void ops_setup(void)
     uint64_t seed = text ? strtoull(text, NULL, 0) : ops_seed;
     printf("seed %llu\n", (unsigned long long)seed);
     qc_rng_seed(&rng, seed);
-    for (int p = 0; p < N_POOLS; p++)
+    for (int p = 0; p < n_pools; p++)
         ck_assert_msg(qc_pool_new(pool_sizes[p], &pools[p], &err) == QC_OK, "%s", err.msg);
-    for (int m = 0; m < n_masks; m++) {
+    for (int m = 0; m < n_masks && ops_on_device(); m++)
+        for (int p = 0; p < n_pools; p++)
+            backends[m][p] = device_env_new(pools[p], ops_compute);
+    for (int m = 0; m < n_masks && !ops_on_device(); m++) {
         ck_assert_int_eq(qc_cpu_set_mask(masks[m], &err), QC_OK);
-        for (int p = 0; p < N_POOLS; p++)
+        for (int p = 0; p < n_pools; p++)
             ck_assert_msg(qc_backend_cpu_new(pools[p], ops_compute, &backends[m][p], &err) == QC_OK, "%s",
                           err.msg);
     }
@@ -27,9 +38,9 @@ void ops_setup(void)
 void ops_teardown(void)
 {
     for (int m = 0; m < n_masks; m++)
-        for (int p = 0; p < N_POOLS; p++)
+        for (int p = 0; p < n_pools; p++)
             qc_backend_close(backends[m][p]);
-    for (int p = 0; p < N_POOLS; p++)
+    for (int p = 0; p < n_pools; p++)
         qc_pool_free(pools[p]);
 }
 
@@ -86,7 +97,7 @@ void check_op(const op_call *c, const expected *e)
 {
     for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded got = guarded_copy(&c->out);
             c->run(c, backends[m][p], got.data);
             if (p == 0)
@@ -140,6 +151,12 @@ guarded hessian_new(int64_t n, double damp)
 
 int ops_run(const char *name, const test_case *cases, size_t n_cases)
 {
+    if (ops_on_device()) {
+        qc_backend_close(device_env_new(NULL, ops_compute)); /* skips the program if there is none */
+        masks[0] = getenv("QC_TEST_DEVICE");
+        n_masks = 1;
+        n_pools = 2;
+    }
     Suite *s = suite_create(name);
     for (size_t i = 0; i < n_cases; i++) {
         TCase *tc = tcase_create(cases[i].name);

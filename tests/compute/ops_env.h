@@ -8,17 +8,21 @@
 #include "qc_test.h"
 
 #define MAX_MASKS 5
-#define N_POOLS   3
+#define MAX_POOLS 3
 
-/* Each test program says which processors to pretend (at most MAX_MASKS), the arithmetic and a seed. */
-extern const char *const masks[];
-extern const int n_masks;
+/* Each test program says which processors to pretend, the arithmetic and a seed. With QC_TEST_DEVICE in the
+ * environment there is that device instead (device_env.h), twice: the second shows that a call can be
+ * repeated. */
+extern const char *masks[MAX_MASKS];
+extern int n_masks, n_pools;
 extern const qc_compute ops_compute;
 extern const uint64_t ops_seed;
 
-extern const int pool_sizes[N_POOLS];
-extern qc_pool *pools[N_POOLS];
-extern qc_backend *backends[MAX_MASKS][N_POOLS];
+extern const int pool_sizes[MAX_POOLS];
+extern qc_pool *pools[MAX_POOLS];
+extern qc_backend *backends[MAX_MASKS][MAX_POOLS];
+/* Whether the backends are a device's: what only the CPU backend promises is not asked of it. */
+bool ops_on_device(void);
 extern qc_rng rng;
 extern qc_err err;
 

@@ -6,8 +6,8 @@
 #include "qc_math.h"
 #include "tol.h"
 
-const char *const masks[] = {"", "avx512", "all"};
-const int n_masks = 3;
+const char *masks[MAX_MASKS] = {"", "avx512", "all"};
+int n_masks = 3;
 const qc_compute ops_compute = QC_COMPUTE_F32;
 const uint64_t ops_seed = 20260711;
 
@@ -44,7 +44,7 @@ static void one_gram(int64_t t, int64_t k, int pad, int skew, float alpha, bool 
     guarded a = normal_new(t * lda, skew, 1), b = normal_new(t * ldb, 0, 1), h = normal_new(k * n, skew, 3);
     for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded got = guarded_copy(&h);
             ck_assert_int_eq(backends[m][p]->gram(backends[m][p], got.data, a.data, lda, two ? b.data : NULL,
                                                   ldb, t, k, n, alpha, &err),
@@ -80,7 +80,7 @@ START_TEST(mirror)
     static const int64_t dims[] = {0, 1, 3, 17, 129, 200, 577};
     for (int i = 0; i < 7; i++)
         for (int m = 0; m < n_masks; m++)
-            for (int p = 0; p < N_POOLS; p++) {
+            for (int p = 0; p < n_pools; p++) {
                 int64_t n = dims[i];
                 guarded h = normal_new(n * n, i, 1), got = guarded_copy(&h);
                 ck_assert_int_eq(backends[m][p]->mirror(backends[m][p], got.data, n, &err), QC_OK);
@@ -110,7 +110,7 @@ static void one_stats(int64_t t, int64_t k, int pad, bool bad)
     }
     for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded s = guarded_copy(&sum), mx = guarded_copy(&max);
             ck_assert_int_eq(
                 backends[m][p]->column_stats(backends[m][p], s.data, mx.data, x.data, ldx, t, k, &err),
@@ -186,7 +186,7 @@ static void one_acts(int64_t t, int64_t k, int bits, int64_t group, int pad, boo
     }
     for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded y = guarded_copy(&x);
             ck_assert_int_eq(backends[m][p]->quantize_acts(backends[m][p], y.data, ldx,
                                                            in_place ? y.data : x.data, ldx, t, k, bits, group,
@@ -242,7 +242,7 @@ static void one_factor(int64_t n, double damp)
     double *pivots = calloc((size_t)n + 1, sizeof *pivots);
     for (int m = 0; m < n_masks; m++) {
         guarded first = {0};
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded got = guarded_copy(&a);
             int64_t bad = 7;
             for (int64_t i = 0; i < n; i++) /* only the lower triangle is given */

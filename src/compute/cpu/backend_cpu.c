@@ -4,6 +4,7 @@
 #include "qc_cpu.h"
 #include "qc_math.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Rows or elements per task of the operations that are bound by memory. */
@@ -216,6 +217,13 @@ static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int
     return QC_OK;
 }
 
+static void cpu_describe(qc_backend *be, qc_device_info *ret)
+{
+    const qc_cpu_backend *cb = (const qc_cpu_backend *)be;
+    *ret = (qc_device_info){0};
+    snprintf(ret->name, sizeof ret->name, "%s", cb->kern.name);
+}
+
 static void cpu_close(qc_backend *be)
 {
     qc_cpu_backend *cb = (qc_cpu_backend *)be;
@@ -260,6 +268,7 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .round_forward = qc_cpu_round_forward,
         .descend = qc_cpu_descend,
         .hessian_error = qc_cpu_hessian_error,
+        .describe = cpu_describe,
         .close = cpu_close,
     };
     if (compute == QC_COMPUTE_BF16) {
