@@ -122,6 +122,33 @@ static int block_alloc(block *b, int64_t n_rows, int64_t n_cols, const qc_grid *
     return qc_fail_nomem(err, "block of rows", (unsigned long long)(n_rows * n_cols) * 5);
 }
 
+/* Distance of what is written from the checkpoint, without weights. */
+typedef struct stored_sums {
+    double sq_error, sq_weight;
+} stored_sums;
+
+/* Rows b->w of the checkpoint against the codes that are put for them, decoded as readers do. */
+static int add_stored(const block *b, const qc_grid *grid, int64_t n_cols, stored_sums *sums, qc_err *err)
+{
+    int64_t n = b->rows.n_rows;
+    float *decoded = qc_alloc((size_t)(n * n_cols), sizeof *decoded);
+    if (!decoded)
+        return qc_fail_nomem(err, "decoded rows", (unsigned long long)(n * n_cols) * sizeof *decoded);
+    qc_code_rows_decode(&b->rows, grid, n_cols, decoded);
+    for (int64_t r = 0; r < n; r++) {
+        double error = 0, weight = 0;
+        for (int64_t i = r * n_cols; i < (r + 1) * n_cols; i++) {
+            double w = (double)b->w[i], e = w - (double)decoded[i];
+            error += e * e;
+            weight += w * w;
+        }
+        sums->sq_error += error;
+        sums->sq_weight += weight;
+    }
+    qc_free(decoded);
+    return QC_OK;
+}
+
 /* Does the journal hold the tensor? Names of tensors and of other records do not meet. */
 static bool is_solved(const run *r, const char *name)
 {
@@ -129,7 +156,8 @@ static bool is_solved(const run *r, const char *name)
 }
 
 /* Codes that exist already, in the journal or in the source, to the output. */
-static int carry_codes(run *r, const qc_convert_item *item, bool from_journal, qc_err *err)
+static int carry_codes(run *r, const qc_convert_item *item, bool from_journal, stored_sums *stored,
+                       qc_err *err)
 {
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, item->tensor);
@@ -147,16 +175,19 @@ static int carry_codes(run *r, const qc_convert_item *item, bool from_journal, q
         rc = from_journal
                  ? qc_journal_read_codes(r->options->journal, info->name, grid, n_cols, row, n, &b.rows, err)
                  : src->read_codes(src, item->tensor, row, n, &b.rows, err);
-        if (!from_journal)
-            src->release(src, item->tensor, row, n);
-        if (rc == QC_OK && (rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
+        if (rc < 0 || (rc = src->read_rows(src, item->tensor, row, n, b.w, err)) < 0)
+            break;
+        src->release(src, item->tensor, row, n);
+        if ((rc = add_stored(&b, grid, n_cols, stored, err)) == QC_OK &&
+            (rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
             rc = advance(r, (double)(n * n_cols), err);
     }
     block_free(&b);
     return rc == QC_OK ? r->writer->end_tensor(r->writer, err) : rc;
 }
 
-static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *stats, qc_err *err)
+static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *stats, stored_sums *stored,
+                           qc_err *err)
 {
     const qc_source *src = r->model->src;
     const qc_tensor_info *info = src->info(src, item->tensor);
@@ -175,7 +206,8 @@ static int quantize_tensor(run *r, const qc_convert_item *item, qc_quant_stats *
         src->release(src, item->tensor, row, n);
         if ((rc = qc_rtn_rows(r->be, b.w, n, n_cols, &item->spec, NULL, &b.rows, stats, err)) < 0)
             rc = qc_err_prefix(err, "%s: tensor %s, rows from %lld", src->path, info->name, (long long)row);
-        else if ((rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
+        else if ((rc = add_stored(&b, &item->spec.grid, n_cols, stored, err)) == QC_OK &&
+                 (rc = r->writer->put_codes(r->writer, &b.rows, err)) == QC_OK)
             rc = advance(r, (double)(n * n_cols), err);
     }
     block_free(&b);
@@ -208,6 +240,7 @@ static qc_tensor_solve solve_account(const qc_matrix_record *m)
 /* What became of a tensor. */
 typedef struct outcome {
     qc_quant_stats stats;
+    stored_sums stored;
     const qc_matrix_record *record; /* NULL: no calibration */
     bool folded;                    /* scales of a neighbour were multiplied in */
 } outcome;
@@ -242,6 +275,9 @@ static int account(const run *r, const qc_convert_item *item, const outcome *out
         .bytes_out = item->bytes_out,
         .sq_error = quantized ? stats->sq_error : NAN,
         .sq_weight = quantized ? stats->sq_weight : NAN,
+        .sq_stored = out->stored.sq_error,
+        .sq_source = out->stored.sq_weight,
+        .sq_read = NAN,
         .sq_error_minmax = NAN,
         .n_clipped = stats->n_clipped,
         .n_zero_groups = stats->n_zero_groups,
@@ -308,16 +344,16 @@ static int write_item(run *r, qc_convert_item *item, outcome *out, qc_event_list
     if (solved && item->action == QC_ACTION_QUANTIZED) {
         out->record = find_record(r, name);
         out->stats = out->record ? out->record->stats : out->stats;
-        return carry_codes(r, item, true, err);
+        return carry_codes(r, item, true, &out->stored, err);
     }
     if (solved && item->action == QC_ACTION_COPIED) {
         out->folded = true;
         return put_folded(r, item, err);
     }
     if (item->carried)
-        return carry_codes(r, item, false, err);
+        return carry_codes(r, item, false, &out->stored, err);
     QC_TRY(check_finite(r, item, events, err));
-    return item->action == QC_ACTION_QUANTIZED ? quantize_tensor(r, item, &out->stats, err)
+    return item->action == QC_ACTION_QUANTIZED ? quantize_tensor(r, item, &out->stats, &out->stored, err)
                                                : copy_tensor(r, item, err);
 }
 

@@ -8,14 +8,14 @@
 #define WIDTH       80
 #define HELP_COLUMN 28
 
-/* Exit codes in order; only qconvert, which takes recipes, has gates and fallbacks. */
+/* Exit codes in order; only programs that judge have gates, only one that takes recipes counts fallbacks. */
 static const struct {
     qc_opt_note note;
-    enum { EVERY, JOBS, NO_JOBS } of;
+    enum { EVERY, JUDGES, OTHERS, JOBS } of;
 } exit_codes[] = {
-    {{"0", "done, all gates passed"}, JOBS},
-    {{"0", "done"}, NO_JOBS},
-    {{"1", "done, but a gate failed"}, JOBS},
+    {{"0", "done, all gates passed"}, JUDGES},
+    {{"0", "done"}, OTHERS},
+    {{"1", "done, but a gate failed, or what was compared differs"}, JUDGES},
     {{"2", "usage error, or an output exists already"}, EVERY},
     {{"3", "bad input: a file or value is broken"}, EVERY},
     {{"4", "not supported: model family, field, device, format, or a known key not built yet"}, EVERY},
@@ -29,7 +29,11 @@ static const struct {
 /* Row i if it is the program's, else NULL. */
 static const qc_opt_note *exit_code(const qc_program *program, size_t i)
 {
-    return exit_codes[i].of == (program->takes_recipe ? NO_JOBS : JOBS) ? NULL : &exit_codes[i].note;
+    bool has = exit_codes[i].of == JUDGES   ? program->judges
+               : exit_codes[i].of == OTHERS ? !program->judges
+               : exit_codes[i].of == JOBS   ? program->takes_recipe
+                                            : true;
+    return has ? &exit_codes[i].note : NULL;
 }
 
 /* Words of `text` filled to the right margin, lines after the first indented; *column is where the cursor
@@ -80,7 +84,7 @@ static int describe(const qc_opt *opt, qc_buf *ret, qc_err *err)
     }
     for (int i = 0; key && key->type == QC_KEY_LIMITS && (word = qc_word_at(key->words, i, &n_word)); i++)
         QC_TRY(qc_buf_printf(ret, err, "%s%.*s", i ? ", " : "; NAME is one of ", (int)n_word, word));
-    if (opt->later || (key && key->now && !*key->now))
+    if (opt->later)
         QC_TRY(qc_buf_printf(ret, err, " (not supported yet)"));
     else if (key && key->now)
         QC_TRY(describe_supported(key, ret, err));

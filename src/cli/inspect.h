@@ -13,6 +13,11 @@ int qc_inspect_list(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 /* Compare a packed file with its sums; look for NaN and infinity in all values. */
 int qc_inspect_check(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 
+/* Errors of a quantized artifact's tensors, from its bytes, against what its report says of them. Returns 1
+ * if one differs by more than `tolerance` of it. */
+int qc_inspect_account(const char *path, const char *model, const char *report, double tolerance, bool json,
+                       qc_err *err) QC_WARN_UNUSED;
+
 /* SHA-256 of a file or of the files of a folder. */
 int qc_inspect_hash(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 

@@ -21,8 +21,10 @@
 #include "qc_sha256.h"
 #include "qc_time.h"
 #include "report.h"
+#include "source_error.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -255,7 +257,7 @@ static int make_plan(job *j, qc_err *err)
     QC_TRY(check_formats(j, err));
     for (int i = 0; i < r->verify.n_gates; i++) {
         QC_TRY(qc_gate_check(r->verify.gates[i].name, r->verify.gates[i].limit, err));
-        if (!r->verify.enabled && qc_gate_needs_evaluation(r->verify.gates[i].name))
+        if (!r->verify.enabled && qc_gate_needs_verification(r->verify.gates[i].name))
             return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
                            r->verify.gates[i].name);
     }
@@ -285,6 +287,21 @@ static int convert(job *j, output *o, qc_err *err)
     return rc;
 }
 
+/* Errors of the quantized tensors from the bytes that were written. */
+static int read_back(job *j, output *o, const qc_source *src, qc_err *err)
+{
+    for (int64_t i = 0; i < o->accounts.n_tensors; i++) {
+        qc_tensor_account *a = &o->accounts.tensors[i];
+        bool found;
+        double weight;
+        if (a->action != QC_ACTION_QUANTIZED || isnan(a->sq_stored))
+            continue;
+        QC_TRY(qc_source_error(j->src, src, a->name, &found, &a->sq_read, &weight, err));
+        QC_TRY(qc_check_interrupt(err));
+    }
+    return QC_OK;
+}
+
 /* Open what was written and score it beside the source. */
 static int verify(job *j, output *o, const char *path, qc_err *err)
 {
@@ -293,12 +310,16 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
     QC_TRY(qc_source_open(path, &src, err));
     src->path = o->emit->path; /* messages name the artifact, not its temporary file */
     int rc = qc_source_check(src, err);
+    if (rc == QC_OK && j->recipe->verify.enabled)
+        rc = read_back(j, o, src, err);
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);
         qc_eval_options options = qc_measure_options(j->recipe);
         rc = qc_evaluate(j->be, &j->model, &model, &j->windows, &options, &o->evaluation, err);
         if (rc == QC_OK && !(o->evaluation.text = qc_strdup(j->text)))
             rc = qc_fail_nomem(err, "text path", 1);
+        if (rc == QC_OK)
+            rc = qc_sha256_file(j->text, o->evaluation.text_sha256, err);
         qc_progress_end();
         qc_model_close(&model);
     }
@@ -337,6 +358,7 @@ static int judge(job *j, output *o, qc_err *err)
         .size_bytes = (double)o->n_bytes,
         .seconds = qc_now_seconds() - j->start,
         .peak_rss_bytes = (double)qc_peak_rss_bytes(),
+        .account_error = qc_account_error(&o->accounts),
     };
     if (!(o->gates = qc_calloc((size_t)v->n_gates + 1, sizeof *o->gates)))
         return qc_fail_nomem(err, "gates", (unsigned long long)v->n_gates * sizeof *o->gates);

@@ -16,6 +16,8 @@ typedef struct target {
     const qc_writer_format *format; /* of an artifact, else NULL */
 } target;
 
+#define N_REPORTS 5
+
 /* Device and inode decide, whatever a name looks like. */
 static int check_no_input(const job *j, const target *t, const char *folder, qc_err *err)
 {
@@ -70,7 +72,7 @@ static int check_target(const job *j, const target *t, qc_err *err)
     return rc;
 }
 
-/* Fills targets[3 * n_emit + 2], returns how many; -1 when out of memory. */
+/* Fills targets[3 * n_emit + N_REPORTS], returns how many; -1 when out of memory. */
 static int list_targets(const job *j, target *targets)
 {
     const qc_recipe *r = j->recipe;
@@ -88,10 +90,15 @@ static int list_targets(const job *j, target *targets)
             return -1;
         targets[n++] = (target){"the rejected artifact", rejected, rejected, true, format};
     }
-    if (r->report.json)
-        targets[n++] = (target){"the report", r->report.json, NULL, j->options->force, NULL};
-    if (r->report.manifest)
-        targets[n++] = (target){"the manifest", r->report.manifest, NULL, j->options->force, NULL};
+    const target reports[N_REPORTS] = {
+        {"the report", r->report.json, NULL, j->options->force, NULL},
+        {"the HTML report", r->report.html, NULL, j->options->force, NULL},
+        {"the markdown report", r->report.markdown, NULL, j->options->force, NULL},
+        {"the JUnit file", r->report.junit, NULL, j->options->force, NULL},
+        {"the manifest", r->report.manifest, NULL, j->options->force, NULL}};
+    for (int i = 0; i < N_REPORTS; i++)
+        if (reports[i].path)
+            targets[n++] = reports[i];
     return n;
 }
 
@@ -109,7 +116,7 @@ static int check_all(const job *j, const target *targets, int n, qc_err *err)
 
 int qc_job_check_paths(const job *j, qc_err *err)
 {
-    size_t most = (size_t)j->recipe->n_emit * 3 + 2;
+    size_t most = (size_t)j->recipe->n_emit * 3 + N_REPORTS;
     target *targets = qc_calloc(most, sizeof *targets);
     int n = targets ? list_targets(j, targets) : -1;
     int rc =

@@ -7,6 +7,7 @@
 #include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_file.h"
+#include "render.h"
 #include "report.h"
 
 #include <stdio.h>
@@ -108,12 +109,29 @@ char *qc_job_embedded_manifest(const job *j, const output *o)
     return text;
 }
 
-static int write_document(const job *j, const char *path, char *text, qc_err *err)
+static int write_text(const job *j, const char *path, const char *text, size_t n_bytes, qc_err *err)
 {
-    int rc = text ? QC_OK : qc_fail_nomem(err, path, 65536);
-    if (rc == QC_OK)
-        rc = qc_file_write(path, j->options->force, text, strlen(text), err);
+    return text ? qc_file_write(path, j->options->force, text, n_bytes, err)
+                : qc_fail_nomem(err, path, 65536);
+}
+
+static int write_json(const job *j, const char *path, char *text, qc_err *err)
+{
+    int rc = write_text(j, path, text, text ? strlen(text) : 0, err);
     qc_free(text);
+    return rc;
+}
+
+static int write_rendering(const job *j, const cJSON *doc, const char *path, qc_render_format format,
+                           qc_err *err)
+{
+    qc_buf text = {0};
+    if (!path)
+        return QC_OK;
+    int rc = qc_render(&doc, 1, format, &text, err);
+    if (rc == QC_OK)
+        rc = write_text(j, path, text.data, text.n_bytes, err);
+    qc_buf_clear(&text);
     return rc;
 }
 
@@ -129,39 +147,63 @@ static int print_budget(const job *j, const output *o, qc_err *err)
     return rc;
 }
 
-static int print_summary(const job *j, const inputs *x, qc_err *err)
+static void print_names(const job *j)
+{
+    const qc_recipe_report *r = &j->recipe->report;
+    const char *const paths[] = {r->json, r->html, r->markdown, r->junit};
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++)
+        if (paths[i])
+            printf("report          %s\n", paths[i]);
+}
+
+static int print_summary(const job *j, cJSON *doc, qc_err *err)
 {
     if (j->options->json)
-        return qc_print_json(qc_report_document(&x->in), err);
+        return qc_print_json(cJSON_Duplicate(doc, true), err);
+    if (j->options->quiet)
+        return QC_OK;
     qc_buf text = {0};
-    int rc = j->options->quiet ? QC_OK : qc_report_text(&x->in, &text, err);
-    if (rc == QC_OK && text.data)
+    int rc = qc_render((const cJSON *const *)&doc, 1, QC_RENDER_TEXT, &text, err);
+    if (rc == QC_OK)
         fputs(text.data, stdout);
-    for (int i = 0; i < j->n_outputs && rc == QC_OK && !j->options->quiet; i++)
-        rc = print_budget(j, &j->outputs[i], err);
-    if (rc == QC_OK && !j->options->quiet && j->recipe->report.json)
-        printf("report          %s\n", j->recipe->report.json);
     qc_buf_clear(&text);
+    for (int i = 0; i < j->n_outputs && rc == QC_OK; i++)
+        rc = print_budget(j, &j->outputs[i], err);
+    if (rc == QC_OK)
+        print_names(j);
+    return rc;
+}
+
+static int write_report(const job *j, cJSON *doc, qc_err *err)
+{
+    const qc_recipe_report *r = &j->recipe->report;
+    if (r->json)
+        QC_TRY(write_json(j, r->json, qc_json_print(doc), err));
+    QC_TRY(write_rendering(j, doc, r->html, QC_RENDER_HTML, err));
+    QC_TRY(write_rendering(j, doc, r->markdown, QC_RENDER_MARKDOWN, err));
+    QC_TRY(write_rendering(j, doc, r->junit, QC_RENDER_JUNIT, err));
+    return print_summary(j, doc, err);
+}
+
+static int write_manifest(const job *j, qc_err *err)
+{
+    inputs x;
+    const char *path = j->recipe->report.manifest;
+    int rc = make_inputs(j, true, &x) ? QC_OK : qc_fail_nomem(err, "manifest", 65536);
+    if (rc == QC_OK)
+        rc = write_json(j, path, print_and_delete(qc_manifest_document(&x.in, false)), err);
+    free_inputs(&x);
+    if (rc == QC_OK && !j->options->quiet && !j->options->json)
+        printf("manifest        %s\n", path);
     return rc;
 }
 
 int qc_job_write_reports(const job *j, qc_err *err)
 {
-    const qc_recipe_report *r = &j->recipe->report;
     inputs x;
-    int rc = make_inputs(j, false, &x) ? QC_OK : qc_fail_nomem(err, "report", 65536);
-    if (rc == QC_OK && r->json)
-        rc = write_document(j, r->json, print_and_delete(qc_report_document(&x.in)), err);
-    if (rc == QC_OK)
-        rc = print_summary(j, &x, err);
+    cJSON *doc = make_inputs(j, false, &x) ? qc_report_document(&x.in) : NULL;
+    int rc = doc ? write_report(j, doc, err) : qc_fail_nomem(err, "report", 65536);
+    cJSON_Delete(doc);
     free_inputs(&x);
-    if (rc == QC_OK && r->manifest) {
-        rc = make_inputs(j, true, &x) ? QC_OK : qc_fail_nomem(err, "manifest", 65536);
-        if (rc == QC_OK)
-            rc = write_document(j, r->manifest, print_and_delete(qc_manifest_document(&x.in, false)), err);
-        free_inputs(&x);
-        if (rc == QC_OK && !j->options->quiet && !j->options->json)
-            printf("manifest        %s\n", r->manifest);
-    }
-    return rc;
+    return rc == QC_OK && j->recipe->report.manifest ? write_manifest(j, err) : rc;
 }

@@ -43,6 +43,7 @@ typedef struct qc_program {
     const qc_opt *opts;
     const qc_opt_note *examples; /* whole command lines */
     int max_operands;            /* arguments that are not options, the subcommand not counted */
+    bool judges;       /* exit code 1 is an answer: a gate failed, or things differ */
     bool takes_recipe; /* a first operand NAME.yaml or NAME.yml is a recipe, anything else a model */
 } qc_program;
 

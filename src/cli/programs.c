@@ -31,6 +31,9 @@ static const qc_opt qconvert_opts[] = {
     {"output", 'o', .group = "Output", .key = "emit.0.path"},
     {"format", .key = "emit.0.format"},
     {"report", .key = "report.json"},
+    {"html", .key = "report.html"},
+    {"markdown", .key = "report.markdown"},
+    {"junit", .key = "report.junit"},
     {"manifest", .key = "report.manifest"},
     {"force", 'f', .help = "replace outputs that exist, once the new ones are verified"},
     {"keep-failed", .help = "keep an artifact whose gate failed under its own name, not as NAME.rejected"},
@@ -98,14 +101,20 @@ const qc_program qc_program_qconvert = {
     .examples = qconvert_examples,
     .max_operands = 1,
     .takes_recipe = true,
+    .judges = true,
 };
 
 /* ---- qinspect ---- */
 
 static const qc_opt qinspect_opts[] = {
-    {"json", .group = "Output", .command = "PATH|hash", .help = "print JSON with a version number"},
+    {"json", .group = "Output", .command = "PATH|hash|account", .help = "print JSON with a version number"},
     {"check", .command = "PATH",
      .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
+    {"model", .group = "Account", .command = "account", .arg = "MODEL",
+     .help = "what the artifact was made of"},
+    {"report", .command = "account", .arg = "FILE", .help = "report of the run that made it"},
+    {"tolerance", .command = "account", .arg = "FRACTION", .deflt = "0.001",
+     .help = "errors that differ by more, as a fraction of that in the report, are not those of the report"},
     {"special", .group = "Tokenizer", .command = "tokenize",
      .help = "add the special tokens that the tokenizer adds"},
     {"plain-special", .command = "tokenize",
@@ -118,13 +127,19 @@ static const qc_opt qinspect_opts[] = {
 
 static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]",
                                                 "tokenize PATH [--special] [--jsonl]",
-                                                "detokenize PATH [--jsonl]", "hash PATH", NULL};
+                                                "detokenize PATH [--jsonl]",
+                                                "hash PATH",
+                                                "account FILE --model=MODEL --report=REPORT",
+                                                NULL};
 
 static const qc_opt_note qinspect_commands[] = {
     {"tokenize", "text on stdin to an array of token ids on stdout; PATH is a tokenizer.json (its own rules "
                  "only), a model folder "
                  "(tokenizer_config.json counts too), a packed file or a GGUF file"},
     {"detokenize", "array of token ids on stdin to text on stdout"},
+    {"account", "compare the error of each quantized tensor, taken from the bytes of FILE and of the model, "
+                "with what the report of "
+                "the run says; exit code 1 if one differs"},
     {"hash", "SHA-256 of a file, or of every file of a folder"},
     {0}};
 
@@ -152,6 +167,7 @@ const qc_program qc_program_qinspect = {
     .opts = qinspect_opts,
     .examples = qinspect_examples,
     .max_operands = 1,
+    .judges = true,
 };
 
 /* ---- qeval ---- */
@@ -270,4 +286,60 @@ const qc_program qc_program_qcalib = {
     .opts = qcalib_opts,
     .examples = qcalib_examples,
     .max_operands = 10000,
+};
+
+/* ---- qreport ---- */
+
+static const qc_opt qreport_opts[] = {
+    {"format", .group = "Output", .command = "render|compare|gate", .arg = "FORMAT", .deflt = "text",
+     .help = "text; markdown, which fits a comment of a pull request; html (render), one page with plots; "
+             "junit (render, gate), "
+             "gates as test cases; json (compare, gate)"},
+    {"output", 'o', .command = "render|compare|gate", .arg = "FILE", .help = "write there, not to stdout"},
+    {"force", 'f', .command = "render|compare|gate", .help = "replace an output that exists"},
+    {"tolerance", .group = "Comparison", .command = "compare", .arg = "FRACTION", .deflt = "1e-6",
+     .help = "figures that are further apart, as a fraction of the larger, differ"},
+    {"other-model", .command = "compare|gate",
+     .help = "the reports may be of different models; text and tokenizer must be the same all the same"},
+    {"gates", .group = "Gates", .command = "gate", .arg = "FILE", .help = "gates as YAML"},
+    {"baseline", .command = "gate", .arg = "FILE", .help = "report to compare with, of an earlier release"},
+    {0}};
+
+static const char *const qreport_synopsis[] = {
+    "render REPORT.json... [OPTION...]", "compare A.json B.json [OPTION...]",
+    "gate REPORT.json --gates GATES.yaml [OPTION...]", "schema", NULL};
+
+static const qc_opt_note qreport_commands[] = {
+    {"render", "show one report, or several in one page"},
+    {"compare", "tell what differs between two reports; exit code 1 if a figure does. Time and memory are "
+                "shown and do not count"},
+    {"gate", "judge a report by limits and against a baseline; exit code 1 if a gate fails"},
+    {"schema", "print the JSON Schema of reports"},
+    {0}};
+
+static const qc_opt_note qreport_examples[] = {
+    {"qreport render report.json --format html -o report.html", "a page to look at"},
+    {"qreport render int8.json int4.json --format html -o all.html",
+     "two outputs with a plot of size against damage"},
+    {"qreport gate report.json --gates gates.yaml --baseline last.json",
+     "decide a release"},
+    {0}};
+
+const qc_program qc_program_qreport = {
+    .name = "qreport",
+    .summary = "show, compare and judge the reports of qconvert",
+    .synopsis = qreport_synopsis,
+    .description = "Read reports that qconvert --report wrote, check them against their schema, show them, "
+                   "compare them and judge them. A "
+                   "report of a newer schema is refused (exit code 4), and so are comparisons of reports "
+                   "whose hashes say that they are of "
+                   "another model, tokenizer or text (exit code 3).\n\n"
+                   "docs/report.md says what the figures mean, docs/gates.md how gates are written and "
+                   "decided; both are installed in "
+                   "share/doc/qconvert.",
+    .commands = qreport_commands,
+    .opts = qreport_opts,
+    .examples = qreport_examples,
+    .max_operands = 1000,
+    .judges = true,
 };

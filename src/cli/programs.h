@@ -8,5 +8,6 @@ extern const qc_program qc_program_qconvert;
 extern const qc_program qc_program_qinspect;
 extern const qc_program qc_program_qeval;
 extern const qc_program qc_program_qcalib;
+extern const qc_program qc_program_qreport;
 
 #endif

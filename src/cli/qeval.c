@@ -11,7 +11,9 @@
 #include "qc_file.h"
 #include "qc_json.h"
 #include "qc_math.h"
+#include "qc_sha256.h"
 #include "recipe.h"
+#include "render.h"
 #include "report.h"
 
 #include <stdio.h>
@@ -83,9 +85,11 @@ static int64_t max_positions(const eval_job *j)
 static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *err)
 {
     qc_buf text = {0};
-    int rc = qc_report_evaluation_text(e, &text, err);
+    cJSON *doc = qc_report_evaluation(e);
+    int rc = doc ? qc_render_evaluation(doc, &text, err) : qc_fail_nomem(err, "evaluation", 4096);
     if (rc == QC_OK)
         rc = qc_report_evaluation_details(e, &text, err);
+    cJSON_Delete(doc);
     if (rc == QC_OK && j->reference.is_open)
         printf("%s against %s\n%s", j->recipe.model, j->reference.src->path, text.data);
     else if (rc == QC_OK)
@@ -106,6 +110,8 @@ static int score_windows(const eval_job *j, const char *text, const qc_windows *
         return rc;
     if (!(e.text = qc_strdup(text)))
         rc = qc_fail_nomem(err, "text path", strlen(text));
+    else if ((rc = qc_sha256_file(text, e.text_sha256, err)) < 0)
+        qc_err_prefix(err, "--text");
     else if (qc_args_has(j->args, "json"))
         rc = qc_print_json(qc_report_evaluation(&e), err);
     else

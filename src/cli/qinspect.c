@@ -2,8 +2,22 @@
 #include "inspect.h"
 #include "main.h"
 #include "programs.h"
+#include "schema.h"
 
 #include <string.h>
+
+static int account(const qc_args *args, const char *path, bool json, qc_err *err)
+{
+    const char *model = qc_args_value(args, "model"), *report = qc_args_value(args, "report");
+    const char *text = qc_args_value(args, "tolerance");
+    double tolerance = 0.001;
+    qc_err why;
+    if (!model || !report)
+        return qc_args_fail(args->program, err, "account needs --model and --report");
+    if (text && (qc_parse_float(text, &tolerance, &why) < 0 || !(tolerance >= 0)))
+        return qc_args_fail(args->program, err, "--tolerance: '%.60s' is no fraction", text);
+    return qc_inspect_account(path, model, report, tolerance, json, err);
+}
 
 static int inspect(const qc_args *args, qc_err *err)
 {
@@ -18,6 +32,8 @@ static int inspect(const qc_args *args, qc_err *err)
                                    jsonl, err);
     if (strcmp(command, "detokenize") == 0)
         return qc_inspect_detokenize(path, jsonl, err);
+    if (strcmp(command, "account") == 0)
+        return account(args, path, json, err);
     if (strcmp(command, "hash") == 0)
         return qc_inspect_hash(path, json, err);
     if (qc_args_has(args, "check"))

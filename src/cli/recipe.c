@@ -99,21 +99,14 @@ static void refuse_later(binder *b, const qc_key *key, const qc_node *node)
 {
     if (b->later.code != QC_OK)
         return;
-    if (key->type == QC_KEY_ENUM)
-        qc_node_fail(node->at, &b->later, "%s: '%.60s' is not supported yet (supported: %s)", b->path,
-                     node->text, key->now);
-    else
-        qc_node_fail(node->at, &b->later, "%s: not supported yet", b->path);
+    qc_node_fail(node->at, &b->later, "%s: '%.60s' is not supported yet (supported: %s)", b->path, node->text,
+                 key->now);
     b->later.code = QC_E_UNSUPPORTED;
 }
 
-static bool is_later(const qc_key *key, const qc_node *node, const void *field, const void *before)
+static bool is_later(const qc_key *key, const qc_node *node)
 {
-    if (!key->now)
-        return false;
-    if (key->type == QC_KEY_ENUM)
-        return qc_word_find(key->now, node->text) < 0;
-    return memcmp(field, before, key->field_bytes) != 0;
+    return key->now && qc_word_find(key->now, node->text) < 0;
 }
 
 static int bind_scalar(binder *b, const qc_key *key, const qc_node *node, void *base, qc_err *err)
@@ -121,7 +114,6 @@ static int bind_scalar(binder *b, const qc_key *key, const qc_node *node, void *
     qc_err why;
     qc_buf type = {0};
     void *field = field_of(key, base);
-    unsigned char before[16] = {0};
     if (node->kind != QC_NODE_SCALAR) {
         QC_TRY(qc_key_describe(key, &type, err));
         int rc = qc_node_fail(node->at, err, "%s: a %s where %s is expected", b->path,
@@ -129,13 +121,12 @@ static int bind_scalar(binder *b, const qc_key *key, const qc_node *node, void *
         qc_buf_clear(&type);
         return rc;
     }
-    memcpy(before, field, key->field_bytes);
     int rc = qc_key_store(key, node->text, node->at.line > 0 ? b->folder : NULL, field, &why);
     if (rc == QC_E_RESOURCE)
         return qc_fail(err, rc, "%s", why.msg);
     if (rc < 0)
         return qc_node_fail(node->at, err, "%s: %s", b->path, why.msg);
-    if (is_later(key, node, field, before))
+    if (is_later(key, node))
         refuse_later(b, key, node);
     return QC_OK;
 }
@@ -227,8 +218,6 @@ static int bind_key(binder *b, const qc_key *key, const qc_node *node, void *bas
     if (key->optional) {
         *(bool *)((char *)base + key->aux_offset) = true;
         QC_TRY(set_defaults(key->sub, field_of(key, base), err));
-        if (key->now)
-            refuse_later(b, key, node);
     }
     return bind_map(b, key->sub, node, field_of(key, base), err);
 }

@@ -181,7 +181,8 @@ static const qc_key quantize_keys[] = {
 
 /* Figures of the report's evaluation, and of the run, that a gate may limit. */
 #define GATE_NAMES                                                                                           \
-    "ppl|ppl_ratio|delta_nll|kld_mean|kld_p99|kld_max|top1|fallbacks|size_bytes|seconds|peak_rss_bytes"
+    "ppl|ppl_ratio|delta_nll|kld_mean|kld_p99|kld_max|top1|account_error|fallbacks|size_bytes|seconds|"      \
+    "peak_rss_bytes"
 
 static const qc_key verify_keys[] = {
 #define S qc_recipe_verify
@@ -247,9 +248,9 @@ static const qc_key emit_keys[] = {
 static const qc_key report_keys[] = {
 #define S qc_recipe_report
     {"json", QC_KEY_PATH, FIELD(S, json), .help = "report as JSON"},
-    {"junit", QC_KEY_PATH, FIELD(S, junit), .now = "", .help = "gates as a JUnit file"},
-    {"html", QC_KEY_PATH, FIELD(S, html), .now = "", .help = "report as HTML"},
-    {"markdown", QC_KEY_PATH, FIELD(S, markdown), .now = "", .help = "report as markdown"},
+    {"junit", QC_KEY_PATH, FIELD(S, junit), .help = "gates as a JUnit XML file, for CI systems"},
+    {"html", QC_KEY_PATH, FIELD(S, html), .help = "report as one HTML page with plots"},
+    {"markdown", QC_KEY_PATH, FIELD(S, markdown), .help = "report as markdown that fits a comment"},
     {"manifest", QC_KEY_PATH, FIELD(S, manifest), .help = "SHA-256 of inputs, recipe and outputs as JSON"},
     {0}
 #undef S

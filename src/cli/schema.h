@@ -38,8 +38,8 @@ struct qc_key {
     const char
         *words; /* ENUM, LIMITS: a|b|c. Others: the one word that is accepted besides, worth word_value */
     int64_t word_value;
-    const char *now;   /* values that work today: ENUM a|b; "" = nothing but the default; NULL = all. A value
-                          that is   known but not in the list is refused with QC_E_UNSUPPORTED */
+    const char *now;   /* ENUM: words that work today, a|b; NULL = all. One that is known but not in the list
+                          is refused with QC_E_UNSUPPORTED */
     const char *unit;  /* of the number, NULL = none */
     const char *deflt; /* default as text, NULL = unset */
     const char *help;

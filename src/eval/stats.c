@@ -1,7 +1,7 @@
 /* From scores of tokens to figures. Standard errors are the larger of the plain one and the one clustered by
  * window, because tokens of a window are not independent (Miller 2024, "Adding error bars to evals");
  * intervals take the means of windows as the independent values and Student's t. */
-#include "dist.h"
+#include "qc_dist.h"
 #include "eval.h"
 
 #include "qc_alloc.h"

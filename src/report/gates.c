@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <string.h>
 
-typedef enum { FROM_EVALUATION, FROM_RUN } gate_place;
+typedef enum { FROM_EVALUATION, FROM_RUN, FROM_BYTES } gate_place;
 
 /* Names are those of the report. */
 static const struct {
@@ -22,6 +22,7 @@ static const struct {
     {"kld_p99", FROM_EVALUATION, offsetof(qc_evaluation, kld_p99), false},
     {"kld_max", FROM_EVALUATION, offsetof(qc_evaluation, kld_max), false},
     {"top1", FROM_EVALUATION, offsetof(qc_evaluation, top1), true},
+    {"account_error", FROM_BYTES, offsetof(qc_measured, account_error), false},
     {"fallbacks", FROM_RUN, offsetof(qc_measured, fallbacks), false},
     {"size_bytes", FROM_RUN, offsetof(qc_measured, size_bytes), false},
     {"seconds", FROM_RUN, offsetof(qc_measured, seconds), false},
@@ -57,17 +58,17 @@ int qc_gate_check(const char *name, double limit, qc_err *err)
     return QC_OK;
 }
 
-bool qc_gate_needs_evaluation(const char *name)
+bool qc_gate_needs_verification(const char *name)
 {
     size_t i = find(name);
-    return i < N_GATES && table[i].place == FROM_EVALUATION;
+    return i < N_GATES && table[i].place != FROM_RUN;
 }
 
 qc_gate qc_gate_judge(const char *name, double limit, const qc_measured *measured)
 {
     size_t i = find(name);
     const char *base =
-        table[i].place == FROM_RUN ? (const char *)measured : (const char *)measured->evaluation;
+        table[i].place != FROM_EVALUATION ? (const char *)measured : (const char *)measured->evaluation;
     qc_gate gate = {.name = table[i].name, .limit = limit, .value = NAN};
     if (base)
         memcpy(&gate.value, base + table[i].offset, sizeof gate.value);

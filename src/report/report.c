@@ -101,6 +101,8 @@ static void tensor_json(cJSON *out, const qc_tensor_account *t)
         cJSON_AddBoolToObject(out, "searched", t->searched);
         add_text(out, "method", t->solve.method ? t->solve.method : t->carried ? "carried" : "rtn");
         add_number(out, "relative_error", t->sq_weight > 0 ? t->sq_error / t->sq_weight : 0);
+        add_number(out, "stored_error", t->sq_source > 0 ? t->sq_stored / t->sq_source : NAN);
+        add_number(out, "stored_error_read", t->sq_source > 0 ? t->sq_read / t->sq_source : NAN);
         add_number(out, "clipped", (double)t->n_clipped);
         add_number(out, "clipped_fraction", (double)t->n_clipped / ((double)t->n_rows * (double)t->n_cols));
         add_number(out, "zero_groups", (double)t->n_zero_groups);
@@ -134,7 +136,8 @@ static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
 {
     cJSON *list = cJSON_CreateArray();
     for (int64_t layer = 0; layer < n_layers; layer++) {
-        double error = 0, weight = 0, bytes_in = 0, bytes_out = 0;
+        double error = 0, weight = 0, bytes_in = 0, bytes_out = 0, solved = 0, rtn = 0, norm = 0;
+        bool calibrated = false;
         for (int64_t i = 0; i < accounts->n_tensors; i++) {
             const qc_tensor_account *t = &accounts->tensors[i];
             if (t->layer != layer)
@@ -145,12 +148,23 @@ static cJSON *layers_json(const qc_account_list *accounts, int64_t n_layers)
                 error += t->sq_error;
                 weight += t->sq_weight;
             }
+            if (t->action == QC_ACTION_QUANTIZED && t->solve.method) {
+                calibrated = true;
+                solved += t->solve.error;
+                rtn += t->solve.error_rtn;
+                norm += t->solve.error_norm;
+            }
         }
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         add_number(item, "layer", (double)layer);
         add_number(item, "bytes_in", bytes_in);
         add_number(item, "bytes_out", bytes_out);
         add_number(item, "relative_error", weight > 0 ? error / weight : 0);
+        if (calibrated) {
+            add_number(item, "error", solved);
+            add_number(item, "error_rtn", rtn);
+            add_number(item, "error_norm", norm);
+        }
         if (layer < accounts->n_layer_times)
             times_json(cJSON_AddObjectToObject(item, "seconds"), &accounts->layer_times[layer]);
     }
@@ -197,6 +211,7 @@ static cJSON *artifacts_json(const qc_report_input *in)
         add_number(item, "bytes", (double)o->artifact.n_bytes);
         add_text(item, "sha256", o->artifact.sha256);
         cJSON_AddBoolToObject(item, "rejected", o->artifact.rejected);
+        add_number(item, "account_error", qc_account_error(o->accounts));
         if (i > 0) {
             add_member(item, "tensors", tensors_json(o->accounts));
             if (o->evaluation)
@@ -293,91 +308,4 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
         add_text(item, "sha256", a->sha256);
     }
     return qc_json_watched(doc);
-}
-
-/* ---- text ---- */
-
-int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err)
-{
-    bool usual = strcmp(e->protocol, "gptq") == 0;
-    QC_TRY(qc_buf_printf(ret, err,
-                         "  scored        %lld window%s of %lld tokens (%lld positions) of %s%s%s%s\n",
-                         (long long)e->windows, e->windows == 1 ? "" : "s", (long long)e->length,
-                         (long long)e->tokens_scored, e->text ? e->text : "?", e->bos ? ", BOS in front" : "",
-                         usual ? "" : ", protocol ", usual ? "" : e->protocol));
-    if (isnan(e->ppl_reference))
-        return qc_buf_printf(ret, err, "  perplexity    %.4f +- %.4f\n", e->ppl, e->ppl_se);
-    QC_TRY(qc_buf_printf(ret, err, "  perplexity    %.4f, reference %.4f, ratio %.5f\n", e->ppl,
-                         e->ppl_reference, e->ppl_ratio));
-    QC_TRY(qc_buf_printf(ret, err, "  delta NLL     %+.6f +- %.6f nats\n", e->delta_nll, e->delta_nll_se));
-    return qc_buf_printf(ret, err,
-                         "  KL divergence mean %.6f, p99 %.5f, max %.4f nats; same top token %.2f %%\n",
-                         e->kld_mean, e->kld_p99, e->kld_max, 100 * e->top1);
-}
-
-/* Bytes are whole numbers, written in full. */
-static int gate_text(const qc_gate *gate, qc_buf *ret, qc_err *err)
-{
-    size_t n = strlen(gate->name), n_suffix = strlen("_bytes");
-    int digits = n > n_suffix && strcmp(gate->name + n - n_suffix, "_bytes") == 0 ? 15 : 6;
-    return qc_buf_printf(ret, err, "  gate          %s %.*g, limit %.*g: %s\n", gate->name, digits,
-                         gate->value, digits, gate->limit, gate->pass ? "passed" : "FAILED");
-}
-
-static int output_text(const qc_report_output *o, qc_buf *ret, qc_err *err)
-{
-    uint64_t bytes_in;
-    qc_account_bytes(o->accounts, &bytes_in, NULL);
-    QC_TRY(qc_buf_printf(ret, err, "%s%s\n", o->artifact.path,
-                         o->artifact.rejected ? "  (rejected: a gate failed)" : ""));
-    QC_TRY(qc_buf_printf(ret, err, "  size          %.2f MB of %.2f MB (%.1f %%)\n",
-                         (double)o->artifact.n_bytes / 1e6, (double)bytes_in / 1e6,
-                         bytes_in ? 100.0 * (double)o->artifact.n_bytes / (double)bytes_in : 0));
-    if (o->evaluation)
-        QC_TRY(qc_report_evaluation_text(o->evaluation, ret, err));
-    for (int i = 0; i < o->n_gates; i++)
-        QC_TRY(gate_text(&o->gates[i], ret, err));
-    return QC_OK;
-}
-
-/* One line per kind of fallback: how often, and the first one. */
-static int fallbacks_text(const qc_event_list *events, qc_buf *ret, qc_err *err)
-{
-    for (int64_t i = 0; i < events->n_events; i++) {
-        const qc_event *e = &events->events[i];
-        bool first = e->level == QC_EVENT_FALLBACK;
-        for (int64_t k = 0; k < i && first; k++)
-            first =
-                events->events[k].level != QC_EVENT_FALLBACK || strcmp(events->events[k].kind, e->kind) != 0;
-        if (first)
-            QC_TRY(qc_buf_printf(ret, err, "fallback        %s, %lld times, first %s: %s\n", e->kind,
-                                 (long long)qc_event_count(events, e->kind), e->subject, e->detail));
-    }
-    return QC_OK;
-}
-
-static int calibration_text(const qc_calibration *c, qc_buf *ret, qc_err *err)
-{
-    if (c->statistics && !c->windows)
-        return qc_buf_printf(ret, err, "calibration     importance matrix %s\n", c->statistics);
-    if (c->statistics)
-        return qc_buf_printf(ret, err, "calibration     %s, %lld window%s of %lld tokens of %s\n",
-                             c->statistics, (long long)c->windows, c->windows == 1 ? "" : "s",
-                             (long long)c->length, c->text);
-    return qc_buf_printf(
-        ret, err,
-        "calibration     %lld window%s of %lld tokens (%lld of %lld) of %s, perplexity of the "
-        "model there %.4f\n",
-        (long long)c->windows, c->windows == 1 ? "" : "s", (long long)c->length, (long long)c->tokens,
-        (long long)c->tokens_text, c->text, c->ppl);
-}
-
-int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err)
-{
-    for (int i = 0; i < in->n_outputs; i++)
-        QC_TRY(output_text(&in->outputs[i], ret, err));
-    QC_TRY(fallbacks_text(in->events, ret, err));
-    if (in->calibration)
-        QC_TRY(calibration_text(in->calibration, ret, err));
-    return qc_buf_printf(ret, err, "peak memory     %.0f MB\n", (double)in->peak_rss_bytes / 1e6);
 }

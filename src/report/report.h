@@ -1,5 +1,5 @@
-/* The report of a run (version 1, docs/report.md) and its manifest as json documents, and a summary for
- * people. */
+/* The report of a run (version 1, docs/report.md) and its manifest as json documents. report_doc.h reads
+ * reports, render.h shows them. */
 #ifndef QC_REPORT_H
 #define QC_REPORT_H
 
@@ -67,14 +67,9 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded);
 /* An evaluation alone (what qeval --json prints). NULL when out of memory. */
 cJSON *qc_report_evaluation(const qc_evaluation *e);
 
-/* An evaluation for people, some indented lines; the comparison only if there was a reference. */
-int qc_report_evaluation_text(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
-
-/* What qeval prints below that: intervals, distributions, flips; nothing without a reference. */
+/* What qeval prints below an evaluation for people (render.h): intervals, distributions, flips; nothing
+ * without a reference. */
 int qc_report_evaluation_details(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
-
-/* Summary of the run for a terminal: artifacts, evaluation, gates, fallbacks. */
-int qc_report_text(const qc_report_input *in, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
 
 /* Peak resident memory of this process (VmHWM, mapped pages included); 0 if unknown. */
 uint64_t qc_peak_rss_bytes(void);

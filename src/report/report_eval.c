@@ -109,6 +109,7 @@ cJSON *qc_report_eval_json(const qc_evaluation *e)
     add_number(out, "special_ids", (double)e->special_ids);
     add_number(out, "tokens_text", (double)e->tokens_text);
     add_number(out, "tokens_scored", (double)e->tokens_scored);
+    add_text(out, "text_sha256", e->text_sha256);
     add_text(out, "ids_sha256", e->ids_sha256);
     add_number(out, "ppl", e->ppl);
     add_number(out, "ppl_se", e->ppl_se);

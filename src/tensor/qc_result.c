@@ -124,6 +124,25 @@ void qc_account_bytes(const qc_account_list *list, uint64_t *ret_bytes_in, uint6
         *ret_bytes_out = out;
 }
 
+double qc_error_difference(double read, double stored)
+{
+    return fabs(read - stored) / fmax(stored, 1e-9);
+}
+
+double qc_account_error(const qc_account_list *list)
+{
+    double worst = NAN;
+    for (int64_t i = 0; i < list->n_tensors; i++) {
+        const qc_tensor_account *t = &list->tensors[i];
+        if (t->action != QC_ACTION_QUANTIZED || isnan(t->sq_read) || isnan(t->sq_stored))
+            continue;
+        double norm = t->sq_source > 0 ? t->sq_source : 1;
+        double off = qc_error_difference(t->sq_read / norm, t->sq_stored / norm);
+        worst = off > worst || isnan(worst) ? off : worst;
+    }
+    return worst;
+}
+
 void qc_account_list_clear(qc_account_list *list)
 {
     if (!list)

@@ -92,7 +92,12 @@ typedef struct qc_tensor_account {
     uint64_t bytes_in;          /* in the source */
     uint64_t bytes_out;         /* in the artifact, scales and padding included; 0 when not stored */
     double sq_error, sq_weight; /* sum h (w - w')^2 and sum h w^2 of the stored grid */
-    double sq_error_minmax;     /* the same sum for min-max scales on the same grid; NaN if not computed */
+    /* Sum (w - w')^2 without weights, w those of the checkpoint: of the codes as they were given to the
+     * writer, and of the bytes of the artifact as its reader decodes them. NaN: not computed, not read back.
+     */
+    double sq_stored, sq_read;
+    double sq_source;       /* sum w^2 of the checkpoint */
+    double sq_error_minmax; /* the same sum for min-max scales on the same grid; NaN if not computed */
     int64_t n_clipped, n_zero_groups, n_small_scale; /* as in qc_quant_stats */
     qc_tensor_solve solve; /* method NULL for a tensor that was rounded without calibration */
 } qc_tensor_account;
@@ -120,6 +125,14 @@ int qc_account_add_layer(qc_account_list *list, const qc_layer_times *times, qc_
 
 /* Sum of bytes_in / bytes_out over all tensors; either pointer may be NULL. */
 void qc_account_bytes(const qc_account_list *list, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
+
+/* Relative difference of two relative squared errors, `stored` that of the account. Below 1e-9, which no grid
+ * reaches, they differ by the rounding of decoders alone: such an error counts as that. */
+double qc_error_difference(double read, double stored);
+
+/* Largest difference of a tensor's sq_read and sq_stored, each as a fraction of sq_source; NaN if none was
+ * read back. */
+double qc_account_error(const qc_account_list *list);
 
 /* Release everything and reset to empty. NULL is fine. */
 void qc_account_list_clear(qc_account_list *list);
@@ -168,12 +181,13 @@ typedef struct qc_evaluation {
     char *protocol; /* "gptq", "llama", "full"; owned */
     char *text;     /* name of the scored text or id file, for people; owned, may be NULL */
     int64_t windows;
-    int64_t length;      /* tokens per window */
-    int64_t stride;      /* tokens from one window's start to the next's; = length when they do not overlap */
-    bool bos;            /* whether a BOS was put in front */
-    bool plain_special;  /* text that spells a special token was ordinary text */
-    int64_t special_ids; /* special ids found in the text */
-    int64_t tokens_text; /* tokens of the whole text */
+    int64_t length; /* tokens per window */
+    int64_t stride; /* tokens from one window's start to the next's; = length when they do not overlap */
+    char text_sha256[65]; /* of the text's file; "" if there is none */
+    bool bos;             /* whether a BOS was put in front */
+    bool plain_special;   /* text that spells a special token was ordinary text */
+    int64_t special_ids;  /* special ids found in the text */
+    int64_t tokens_text;  /* tokens of the whole text */
     int64_t tokens_scored;
     char ids_sha256[65]; /* over the scored windows' ids as little-endian int32; "" if not computed */
     double nll_mean;     /* mean over tokens, = ln ppl */

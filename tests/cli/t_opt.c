@@ -7,7 +7,7 @@
 #define N(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
 static const qc_program *const programs[] = {&qc_program_qconvert, &qc_program_qinspect, &qc_program_qeval,
-                                             &qc_program_qcalib};
+                                             &qc_program_qcalib, &qc_program_qreport};
 
 static const qc_opt opts[] = {{"alpha", 'a', "Test", .help = "a switch"},
                               {"beta", 'b', .arg = "N", .unit = "apples", .deflt = "3", .help = "a number"},

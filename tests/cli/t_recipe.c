@@ -299,9 +299,6 @@ START_TEST(not_built_yet)
         {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
         {"emit: [{path: a.qpk, quantize: {activations: {bits: 8, dynamic: none}}}]\n",
          "r.yaml:1:65: emit[0].quantize.activations.dynamic: 'none' is not supported yet"},
-        {"report: {junit: a.xml}\n", "r.yaml:1:17: report.junit: not supported yet"},
-        {"report: {html: a}\n", "r.yaml:1:16: report.html: not supported yet"},
-        {"report: {markdown: a}\n", "r.yaml:1:20: report.markdown: not supported yet"},
     };
     check_bad(cases, N(cases), QC_E_UNSUPPORTED);
     static const bad_case no_type = {"emit: [{path: a.qpk, type: q4_k_m}]\n",

@@ -29,7 +29,7 @@ static const char *today(const qc_key *key)
     static char text[128];
     if (!key->now)
         return "";
-    snprintf(text, sizeof text, *key->now ? " (supported now: %s)" : " (not supported yet)%s", key->now);
+    snprintf(text, sizeof text, " (supported now: %s)", key->now);
     for (char *p = text; *p; p++)
         if (*p == '|')
             *p = '/';

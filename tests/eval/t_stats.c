@@ -1,6 +1,6 @@
 /* Statistics of an evaluation: distribution functions against published values, all figures against sums
  * written out here, and the coverage of the intervals by simulation. */
-#include "dist.h"
+#include "qc_dist.h"
 #include "eval.h"
 #include "qc_alloc.h"
 #include "qc_rng.h"

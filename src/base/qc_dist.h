@@ -1,7 +1,7 @@
-/* Distribution functions that tests and intervals need. Probabilities are lower tails; nothing fails: a NaN
- * or an argument outside the domain gives NaN. */
-#ifndef QC_EVAL_DIST_H
-#define QC_EVAL_DIST_H
+/* Distribution functions that statistical tests and intervals need. Probabilities are lower tails; nothing
+ * fails: a NaN or an argument outside the domain gives NaN. */
+#ifndef QC_DIST_H
+#define QC_DIST_H
 
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-#include "dist.h"
+#include "qc_dist.h"
 
 #include <math.h>
 
