@@ -270,12 +270,12 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
         plan.bytes_out += item->bytes_out;
         if (item->action == QC_ACTION_QUANTIZED) {
             plan.n_weights += (double)qc_tensor_n_elems(info);
-            /* float32, codes and packed codes of a block, and at worst a scale and a zero for every 16 of
-             * them */
+            /* float32, decoded float32, codes and packed codes of a block, and at worst a scale and a zero
+             * for every 16 of them */
             uint64_t elems =
                 (uint64_t)qc_convert_block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
             uint64_t work =
-                elems * 7 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
+                elems * 11 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
             plan.work_bytes = work > plan.work_bytes ? work : plan.work_bytes;
         }
     }
