@@ -17,6 +17,8 @@ qc_axis qc_axis_make(double lo, double hi, bool log, int n_ticks, double from, d
         lo = log10(lo);
         hi = log10(hi);
     }
+    lo = fmax(lo, -1e290); /* what a file may hold, but no run makes */
+    hi = fmin(hi, 1e290);
     double span = hi - lo, least = fmax(fabs(lo), fabs(hi)) * 1e-6;
     if (!(span > least)) { /* equal values get some room */
         span = log ? 1 : fmax(fabs(hi) * 0.1, 1e-9);

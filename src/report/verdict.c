@@ -141,12 +141,14 @@ static const cJSON *same_name(const cJSON *list, const cJSON *hint, const char *
     return NULL;
 }
 
-/* The figure of a tensor that is compared: its relative error, or what is left of rounding to nearest. NaN:
- * has none. */
+/* The figure of a tensor that is compared: its relative error, or what calibration left of the error of
+ * rounding to nearest, which is 1 of a matrix that was rounded without. NaN: has none. */
 static double tensor_figure(const cJSON *t, const char *key)
 {
     double x = qc_report_number(t, key), rtn = qc_report_number(t, "error_rtn");
-    return strcmp(key, "error") != 0 ? x : rtn > 0 ? x / rtn : NAN;
+    if (strcmp(key, "error") != 0)
+        return x;
+    return rtn > 0 ? x / rtn : strcmp(qc_report_string(t, "action"), "quantized") == 0 ? 1 : NAN;
 }
 
 /* The worst tensor counts. One that was quantized and is not any more, or the other way round, is a
