@@ -24,7 +24,7 @@ const char *const qc_html_style[] = {
     ".verdict{display:inline-block;padding:3px 12px;border-radius:99px;font-weight:600;font-size:14px}\n",
     ".pass{background:var(--good-bg);color:var(--good)}.fail{background:var(--bad-bg);color:var(--bad)}\n",
     ".none{background:var(--grid);color:var(--soft)}\n",
-    ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(145px,1fr));gap:12px;"
+    ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(125px,1fr));gap:12px;"
     "margin:14px 0}\n",
     ".card{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:12px 14px}\n",
     ".card b{display:block;font-size:22px;line-height:1.3;font-variant-numeric:tabular-nums}\n",
@@ -33,7 +33,7 @@ const char *const qc_html_style[] = {
     "margin:14px 0}\n",
     ".plot,.box,details{background:var(--card);border:1px solid var(--rule);border-radius:10px;"
     "padding:14px 16px;margin:0}\n",
-    ".plot{min-width:0;break-inside:avoid}.plot.wide{max-width:860px}\n",
+    ".plot{min-width:0;break-inside:avoid}.plot.wide{max-width:690px}\n",
     ".box{overflow-x:auto}details{margin-top:12px}summary{cursor:pointer;font-weight:600}\n",
     "details>div{overflow-x:auto}\n",
     "figcaption{margin-bottom:6px}figcaption b{margin-right:6px}figcaption span{font-size:13px}\n",

@@ -4,12 +4,13 @@
 
 #include <stdint.h>
 
-/* Mean of n values, and its standard error: NaN for n < 2. */
 typedef struct qc_mean {
-    double mean, se;
-    int64_t n;
+    double mean;
+    double se; /* standard error; NaN for n < 2 */
+    int64_t n; /* of values */
 } qc_mean;
 
+/* Mean of n >= 1 values. */
 qc_mean qc_mean_of(const double *values, int64_t n);
 
 /* Is a mean at most 0? 1 shown, -1 its opposite shown, 0 undecided, each with one-sided confidence

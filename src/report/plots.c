@@ -149,7 +149,7 @@ static void put_marker(qc_out *out, const qc_axis *ax, double value, const char 
     if (!(value > 0))
         return;
     double x = qc_axis_at(ax, value);
-    bool left = x > WIDTH - 110;
+    bool left = x > WIDTH - 80;
     qc_put(out, "<line class=\"mark\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"210\"/>", x, x, y - 8);
     qc_put(out, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">%s %.3g</text>\n",
            x + (left ? -5 : 5), y, left ? "end" : "start", label, value);
