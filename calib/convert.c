@@ -103,23 +103,18 @@ typedef struct block {
 static void block_free(block *b)
 {
     qc_free(b->w);
-    qc_free(b->rows.codes);
-    qc_free(b->rows.scales);
-    qc_free(b->rows.zeros);
+    qc_code_rows_free(&b->rows);
 }
 
 static int block_alloc(block *b, int64_t n_rows, int64_t n_cols, const qc_grid *grid, qc_err *err)
 {
-    size_t groups = (size_t)(n_rows * qc_ceil_div(n_cols, grid->group_elems));
     *b = (block){.w = qc_alloc((size_t)(n_rows * n_cols), sizeof *b->w)};
-    b->rows.codes = qc_alloc((size_t)(n_rows * n_cols), 1);
-    b->rows.scales = qc_alloc(groups, sizeof *b->rows.scales);
-    if (!grid->symmetric)
-        b->rows.zeros = qc_alloc(groups, 1);
-    if (b->w && b->rows.codes && b->rows.scales && (grid->symmetric || b->rows.zeros))
-        return QC_OK;
-    block_free(b);
-    return qc_fail_nomem(err, "block of rows", (unsigned long long)(n_rows * n_cols) * 5);
+    int rc = b->w ? QC_OK : qc_fail_nomem(err, "block of rows", (unsigned long long)(n_rows * n_cols) * 4);
+    if (rc == QC_OK)
+        rc = qc_code_rows_alloc(grid, n_rows, n_cols, &b->rows, err);
+    if (rc < 0)
+        block_free(b);
+    return rc;
 }
 
 /* Distance of what is written from the checkpoint, without weights. */
@@ -269,7 +264,7 @@ static int account(const run *r, const qc_convert_item *item, const outcome *out
                           : 0,
         .group_elems = quantized ? item->spec.grid.group_elems : 0,
         .symmetric = quantized && item->spec.grid.symmetric,
-        .searched = quantized && item->spec.search != QC_SEARCH_MINMAX,
+        .searched = quantized && item->spec.search == QC_SEARCH_MSE,
         .carried = item->carried && !out->record,
         .bytes_in = info->n_bytes,
         .bytes_out = item->bytes_out,

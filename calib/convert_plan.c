@@ -68,8 +68,11 @@ qc_tensor_use qc_convert_use(const qc_model *model, int64_t tensor)
                           : p->role == QC_ROLE_EMBEDDING ? QC_KIND_EMBEDDING
                           : p->role == QC_ROLE_HEAD      ? QC_KIND_HEAD
                                                          : QC_KIND_VECTOR;
-    return (qc_tensor_use){kind, p->layer, (int)model->config.n_layers,
-                           model->src->info(model->src, tensor)->dtype};
+    return (qc_tensor_use){.kind = kind,
+                           .layer = p->layer,
+                           .n_layers = (int)model->config.n_layers,
+                           .tied = kind == QC_KIND_EMBEDDING && model->config.tied,
+                           .source = model->src->info(model->src, tensor)->dtype};
 }
 
 int qc_convert_folded_info(const qc_convert_plan *plan, const qc_model *model, const qc_convert_item *item,
@@ -97,6 +100,8 @@ static int hold_item(const qc_convert_plan *plan, const qc_model *model, qc_conv
         item->action = QC_ACTION_KEPT16;
         QC_TRY(qc_event_add(events, QC_EVENT_NOTE, "kept16", stored.name, 1, err, "%s", why));
     }
+    if (item->action == QC_ACTION_QUANTIZED && why)
+        QC_TRY(qc_event_add(events, QC_EVENT_NOTE, "type_fallback", stored.name, 1, err, "%s", why));
     if (item->action == QC_ACTION_QUANTIZED)
         item->spec.grid = stored.grid;
     item->bytes_out = plan->format->tensor_bytes(plan->type, &stored);
@@ -104,12 +109,16 @@ static int hold_item(const qc_convert_plan *plan, const qc_model *model, qc_conv
 }
 
 static int plan_matrix(const qc_policy *policy, const qc_tensor_info *info, qc_tensor_role role,
-                       qc_convert_item *item, qc_event_list *events, qc_err *err)
+                       bool own_grids, qc_convert_item *item, qc_event_list *events, qc_err *err)
 {
     bool quantize, fallback;
     qc_target target = role == QC_ROLE_LINEAR ? QC_TARGET_LINEAR : QC_TARGET_EMBEDDING;
-    QC_TRY(qc_policy_decide(policy, info->name, target, qc_tensor_rows(info), qc_tensor_cols(info),
+    qc_policy fitting = *policy;
+    if (own_grids) /* no group of the recipe's can be at fault */
+        fitting.group_fallback = QC_GROUP_CHANNEL;
+    QC_TRY(qc_policy_decide(&fitting, info->name, target, qc_tensor_rows(info), qc_tensor_cols(info),
                             &item->spec, &quantize, &fallback, err));
+    fallback = fallback && !own_grids;
     item->action = quantize ? QC_ACTION_QUANTIZED : QC_ACTION_KEPT16;
     item->rule = role == QC_ROLE_LINEAR ? "linear" : role == QC_ROLE_EMBEDDING ? "embedding" : "head";
     if (!fallback)
@@ -175,7 +184,7 @@ static int plan_item(const qc_convert_plan *plan, const qc_model *model, const q
     if (is_matrix(role) && !policy) {
         keep_matrix(info, role, item);
     } else if (is_matrix(role)) {
-        QC_TRY(plan_matrix(policy, info, role, item, events, err));
+        QC_TRY(plan_matrix(policy, info, role, plan->format->own_grids, item, events, err));
     } else if (role == QC_ROLE_TIED) {
         item->action = QC_ACTION_TIED;
         item->rule = "tied to the embedding";

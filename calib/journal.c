@@ -81,10 +81,18 @@ static int64_t row_groups(const entry *e)
     return qc_ceil_div(e->n_cols, e->grid.group_elems);
 }
 
-/* A row: packed codes, scales, zero points. */
+/* Bytes of what stands behind the codes of a row: scales and zero points; or scales and minima; or, with
+ * super-blocks, pairs of sub-scales and sub-minima, then pairs of d and dmin. */
+static int64_t row_param_bytes(const entry *e)
+{
+    if (e->grid.kind == QC_GRID_SUPER)
+        return row_groups(e) * 4 + e->n_cols / e->grid.super_elems * 8;
+    return row_groups(e) * (e->grid.kind == QC_GRID_MIN ? 8 : e->grid.symmetric ? 4 : 5);
+}
+
 static int64_t row_bytes(const entry *e)
 {
-    return row_code_bytes(e) + row_groups(e) * (e->grid.symmetric ? 4 : 5);
+    return row_code_bytes(e) + row_param_bytes(e);
 }
 
 static uint64_t codes_bytes(const entry *e)
@@ -395,11 +403,16 @@ static int check_keys(qc_journal *j, const uint8_t header[HEADER_BYTES], const q
 /* Fields of codes, checked against the size of the record. */
 static bool parse_grid(const uint8_t *p, entry *e)
 {
-    e->grid = (qc_grid){.kind = QC_GRID_AFFINE,
+    e->grid = (qc_grid){.kind = p[4] ? (qc_grid_kind)p[4] : QC_GRID_AFFINE,
                         .bits = p[0],
                         .symmetric = p[1] != 0,
                         .scale_dtype = (qc_dtype)get_le(p + 2, 2),
-                        .group_elems = (int64_t)get_le(p + 8, 8)};
+                        .group_elems = (int64_t)get_le(p + 8, 8),
+                        .super_elems = (int64_t)get_le(p + 6, 2),
+                        .sub_bits = p[5]};
+    bool super = e->grid.kind == QC_GRID_SUPER;
+    if (p[4] > QC_GRID_SUPER || super != (e->grid.super_elems > 0))
+        return false;
     e->n_cols = (int64_t)get_le(p + 16, 8);
     e->n_rows = (int64_t)get_le(p + 24, 8);
     int64_t n_bytes = (int64_t)e->n_bytes;
@@ -670,18 +683,57 @@ int qc_journal_begin_layer(qc_journal *journal, int64_t layer, qc_err *err)
     return checked(journal, put_marker(journal, RECORD_LAYER, err));
 }
 
+static void put_floats(const float *x, int64_t n, uint8_t *dst)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        put_le(dst + 4 * i, bits, 4);
+    }
+}
+
+static void get_floats(const uint8_t *src, int64_t n, float *x)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)get_le(src + 4 * i, 4);
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+}
+
+static void put_supers(const entry *e, const qc_code_rows *rows, int64_t r, uint8_t *dst)
+{
+    int64_t n_groups = row_groups(e), n_supers = e->n_cols / e->grid.super_elems;
+    for (int64_t i = 0; i < 2 * n_groups; i++)
+        put_le(dst + 2 * i, (uint16_t)rows->subs[r * 2 * n_groups + i], 2);
+    put_floats(rows->supers + r * 2 * n_supers, 2 * n_supers, dst + 4 * n_groups);
+}
+
+static void get_supers(const entry *e, const uint8_t *src, int64_t r, qc_code_rows *rows)
+{
+    int64_t n_groups = row_groups(e), n_supers = e->n_cols / e->grid.super_elems;
+    qc_code_rows row = qc_code_rows_from(rows, &e->grid, e->n_cols, r);
+    for (int64_t i = 0; i < 2 * n_groups; i++)
+        row.subs[i] = (int16_t)get_le(src + 2 * i, 2);
+    get_floats(src + 4 * n_groups, 2 * n_supers, row.supers);
+    row.n_rows = 1;
+    qc_code_rows_multiply(&row, &e->grid, e->n_cols);
+}
+
 static int put_code_rows(qc_journal *j, const entry *e, const qc_code_rows *rows, uint8_t *row, qc_err *err)
 {
     int64_t n_codes = row_code_bytes(e), n_groups = row_groups(e);
     for (int64_t r = 0; r < e->n_rows; r++) {
+        uint8_t *params = row + n_codes;
         pack_codes(rows->codes + r * e->n_cols, e->n_cols, e->grid.bits, row);
-        for (int64_t g = 0; g < n_groups; g++) {
-            uint32_t bits;
-            memcpy(&bits, &rows->scales[r * n_groups + g], sizeof bits);
-            put_le(row + n_codes + 4 * g, bits, 4);
+        if (e->grid.kind == QC_GRID_SUPER) {
+            put_supers(e, rows, r, params);
+        } else {
+            put_floats(rows->scales + r * n_groups, n_groups, params);
+            if (e->grid.kind == QC_GRID_MIN)
+                put_floats(rows->mins + r * n_groups, n_groups, params + 4 * n_groups);
+            else if (!e->grid.symmetric)
+                memcpy(params + 4 * n_groups, rows->zeros + r * n_groups, (size_t)n_groups);
         }
-        if (!e->grid.symmetric)
-            memcpy(row + n_codes + 4 * n_groups, rows->zeros + r * n_groups, (size_t)n_groups);
         QC_TRY(put(j, row, (size_t)row_bytes(e), err));
     }
     return QC_OK;
@@ -694,6 +746,9 @@ int qc_journal_put_codes(qc_journal *journal, const char *name, const qc_grid *g
     e.n_bytes = codes_bytes(&e);
     uint8_t head[GRID_BYTES] = {(uint8_t)grid->bits, grid->symmetric};
     put_le(head + 2, (uint64_t)grid->scale_dtype, 2);
+    head[4] = grid->kind == QC_GRID_AFFINE ? 0 : (uint8_t)grid->kind;
+    head[5] = (uint8_t)grid->sub_bits;
+    put_le(head + 6, (uint64_t)grid->super_elems, 2);
     put_le(head + 8, (uint64_t)grid->group_elems, 8);
     put_le(head + 16, (uint64_t)n_cols, 8);
     put_le(head + 24, (uint64_t)rows->n_rows, 8);
@@ -745,18 +800,23 @@ static void decode_row(const entry *e, const uint8_t *src, int64_t r, qc_code_ro
 {
     int64_t n_codes = row_code_bytes(e), n_groups = row_groups(e);
     unpack_codes(src, e->n_cols, e->grid.bits, rows->codes + r * e->n_cols);
-    for (int64_t g = 0; g < n_groups; g++) {
-        uint32_t bits = (uint32_t)get_le(src + n_codes + 4 * g, 4);
-        memcpy(&rows->scales[r * n_groups + g], &bits, sizeof bits);
+    src += n_codes;
+    if (e->grid.kind == QC_GRID_SUPER) {
+        get_supers(e, src, r, rows);
+        return;
     }
-    if (!e->grid.symmetric)
-        memcpy(rows->zeros + r * n_groups, src + n_codes + 4 * n_groups, (size_t)n_groups);
+    get_floats(src, n_groups, rows->scales + r * n_groups);
+    if (e->grid.kind == QC_GRID_MIN)
+        get_floats(src + 4 * n_groups, n_groups, rows->mins + r * n_groups);
+    else if (!e->grid.symmetric)
+        memcpy(rows->zeros + r * n_groups, src + 4 * n_groups, (size_t)n_groups);
 }
 
 static bool same_grid(const qc_grid *a, const qc_grid *b)
 {
-    return a->bits == b->bits && a->symmetric == b->symmetric && a->group_elems == b->group_elems &&
-           a->scale_dtype == b->scale_dtype;
+    return a->kind == b->kind && a->bits == b->bits && a->symmetric == b->symmetric &&
+           a->group_elems == b->group_elems && a->scale_dtype == b->scale_dtype &&
+           a->super_elems == b->super_elems && a->sub_bits == b->sub_bits;
 }
 
 int qc_journal_read_codes(const qc_journal *journal, const char *name, const qc_grid *grid, int64_t n_cols,

@@ -262,9 +262,7 @@ typedef struct matrix_job {
 static void matrix_job_clear(matrix_job *m)
 {
     qc_free(m->w);
-    qc_free(m->rows.codes);
-    qc_free(m->rows.scales);
-    qc_free(m->rows.zeros);
+    qc_code_rows_free(&m->rows);
 }
 
 static int64_t rows_per_solve(int64_t n_rows, int64_t n_cols)
@@ -274,26 +272,20 @@ static int64_t rows_per_solve(int64_t n_rows, int64_t n_cols)
 
 static int matrix_job_alloc(matrix_job *m, qc_err *err)
 {
-    const qc_grid *grid = &m->item->spec.grid;
-    size_t n = (size_t)(m->n_rows * m->n_cols),
-           groups = (size_t)(m->n_rows * qc_ceil_div(m->n_cols, grid->group_elems));
-    m->w = qc_alloc((size_t)(rows_per_solve(m->n_rows, m->n_cols) * m->n_cols), sizeof *m->w);
-    m->rows = (qc_code_rows){.n_rows = m->n_rows,
-                             .codes = qc_alloc(n, 1),
-                             .scales = qc_alloc(groups, sizeof *m->rows.scales),
-                             .zeros = grid->symmetric ? NULL : qc_alloc(groups, 1)};
-    if (m->w && m->rows.codes && m->rows.scales && (grid->symmetric || m->rows.zeros))
-        return QC_OK;
-    return qc_fail_nomem(err, m->info->name, (unsigned long long)n * 5);
+    int64_t n = rows_per_solve(m->n_rows, m->n_cols) * m->n_cols;
+    m->w = qc_alloc((size_t)n, sizeof *m->w);
+    if (!m->w)
+        return qc_fail_nomem(err, m->info->name, (unsigned long long)n * sizeof *m->w);
+    QC_TRY(qc_code_rows_alloc(&m->item->spec.grid, m->n_rows, m->n_cols, &m->rows, err));
+    m->rows.n_rows = m->n_rows;
+    return QC_OK;
 }
 
 static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
 {
-    int64_t groups = qc_ceil_div(m->n_cols, m->item->spec.grid.group_elems);
-    return (qc_code_rows){.n_rows = n,
-                          .codes = m->rows.codes + row * m->n_cols,
-                          .scales = m->rows.scales + row * groups,
-                          .zeros = m->rows.zeros ? m->rows.zeros + row * groups : NULL};
+    qc_code_rows rows = qc_code_rows_from(&m->rows, &m->item->spec.grid, m->n_cols, row);
+    rows.n_rows = n;
+    return rows;
 }
 
 /* Columns that are next to dead can take any number where nothing damps them. */

@@ -108,9 +108,7 @@ typedef struct rounded {
 static void rounded_free(rounded *r)
 {
     qc_free(r->w);
-    qc_free(r->rows.codes);
-    qc_free(r->rows.scales);
-    qc_free(r->rows.zeros);
+    qc_code_rows_free(&r->rows);
     *r = (rounded){.n_rows = 0};
 }
 
@@ -131,9 +129,7 @@ static int rounded_alloc(rounded *r, int64_t n_rows, int64_t n_cols, qc_err *err
 
 static qc_code_rows rows_for(const rounded *r, const qc_quant_spec *spec)
 {
-    qc_code_rows rows = r->rows;
-    rows.zeros = spec->grid.symmetric ? NULL : rows.zeros;
-    return rows;
+    return qc_code_rows_for(&r->rows, &spec->grid);
 }
 
 /* Codes of w on a grid; relative squared error in *ret (0 for a matrix of zeros). */

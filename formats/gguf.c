@@ -53,14 +53,9 @@ static int64_t source_find(const qc_source *src, const char *name)
 
 /* ---- data ---- */
 
-/* Where row r of a checkpoint stands in the file: element i of half s of a head is stored at 2 i + s. */
 static int64_t stored_row(const entry *e, int64_t r)
 {
-    int64_t d = e->pair_rows;
-    if (d == 0)
-        return r;
-    int64_t in_head = r % d, half = in_head / (d / 2);
-    return r - in_head + 2 * (in_head - half * (d / 2)) + half;
+    return e->pair_rows ? qc_gguf_pair_row(r, e->pair_rows) : r;
 }
 
 static uint64_t row_bytes(const entry *e)
@@ -296,7 +291,7 @@ static int open_into(gguf_source *s, qc_err *err)
     if (!s->entries || !s->by_name)
         return qc_fail_nomem(err, path, (unsigned long long)s->file.n_tensors * sizeof *s->entries);
     for (int64_t i = 0; i < s->file.n_tensors; i++)
-        if (strcmp(s->file.tensors[i].name, GGUF_ROPE_FREQS) != 0) /* part of the config */
+        if (strcmp(s->file.tensors[i].name, QC_GGUF_ROPE_FREQS) != 0) /* part of the config */
             QC_TRY(add_tensor(s, &s->file.tensors[i], err));
     return find_tokenizer(s, err);
 }

@@ -119,9 +119,7 @@ int qc_gguf_read_shape(const qc_gguf_file *file, qc_gguf_shape *ret, qc_err *err
 
 /* ---- rotary embedding ---- */
 
-/* Llama 3 scales frequencies by wavelength: 1 / divisor = 1 for s >= 1, 1 / factor for s <= 0, else
- * (1 - s) / factor + s, with s = (original / wavelength - low) / (high - low). */
-static double llama3_divisor(double wavelength, double factor, double low, double high, double original)
+double qc_gguf_llama3_divisor(double wavelength, double factor, double low, double high, double original)
 {
     double s = (original / wavelength - low) / (high - low);
     s = s < 0 ? 0 : s > 1 ? 1 : s;
@@ -160,7 +158,8 @@ static int find_llama3(const qc_gguf_file *file, const qc_gguf_shape *shape, con
         memcpy(&divisor, data + 4 * i, sizeof divisor);
         double wavelength = 2 * M_PI * pow(theta, 2.0 * (double)i / (double)shape->head_dim);
         worst =
-            fmax(worst, fabs(llama3_divisor(wavelength, factor, low, high, original) / (double)divisor - 1));
+            fmax(worst,
+                 fabs(qc_gguf_llama3_divisor(wavelength, factor, low, high, original) / (double)divisor - 1));
     }
     if (!(worst < 1e-5))
         return qc_fail(
@@ -182,7 +181,7 @@ static int put_scaling(const qc_gguf_file *file, const qc_gguf_shape *shape, dou
     qc_gguf_text type;
     double factor;
     int64_t original;
-    const qc_gguf_tensor *freqs = qc_gguf_tensor_find(file, GGUF_ROPE_FREQS);
+    const qc_gguf_tensor *freqs = qc_gguf_tensor_find(file, QC_GGUF_ROPE_FREQS);
     QC_TRY(qc_gguf_get_text(file, arch_key(shape, "rope.scaling.type", key), &type, err));
     bool none = !type.p || qc_gguf_text_is(type, "none");
     if (none && !freqs)

@@ -5,9 +5,6 @@
 #include "gguf_file.h"
 #include "gguf_names.h"
 
-/* Tensor with the divisors of Llama 3's rotary frequencies: config.json has numbers instead. */
-#define GGUF_ROPE_FREQS "rope_freqs.weight"
-
 /* What the reader needs of the model's shape. */
 typedef struct qc_gguf_shape {
     const qc_gguf_arch *arch;

@@ -1,6 +1,7 @@
 #include "writer.h"
 
 #include "engine_format.h"
+#include "gguf_write.h"
 #include "qc_file.h"
 #include "qc_outfolder.h"
 #include "qpk.h"
@@ -9,7 +10,7 @@
 
 static const qc_writer_format *const formats[] = {
     &qc_qpk_writer_format, &qc_gptq_writer_format, &qc_awq_writer_format,
-    &qc_ct_writer_format,  &qc_hf_writer_format,
+    &qc_ct_writer_format,  &qc_hf_writer_format,   &qc_gguf_writer_format,
 };
 
 const qc_writer_format *qc_writer_format_at(int i)

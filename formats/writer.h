@@ -32,6 +32,7 @@ typedef struct qc_tensor_use {
     qc_tensor_kind kind;
     int layer; /* -1 outside the layers */
     int n_layers;
+    bool tied;       /* a table of embeddings that is the head, too */
     qc_dtype source; /* as the tensor is stored in the source; QC_DT_GRID if it is on a grid there */
 } qc_tensor_use;
 
@@ -61,10 +62,12 @@ struct qc_writer_format {
     const char *name;      /* as recipes and reports call it: "qpk" */
     const char *extension; /* of its files, with the dot; NULL: it is a folder */
     const char *types;     /* subtypes "a|b", the default first; NULL: it has none */
+    bool own_grids;        /* groups and types of scales are the format's, whatever the recipe says of them */
 
     /* How a tensor that the policy wants as *info would be stored: *info is changed to that. Another grid:
      * the plan rounds onto it. Dense although a grid was wanted: the format can not hold such a matrix on a
-     * grid, its values are stored, and *ret_why says so (static text); it is untouched otherwise. Another
+     * grid, its values are stored, and *ret_why says so (static text). A grid that is not the type's own,
+     * because that does not fit this matrix: *ret_why says so as well. It is untouched otherwise. Another
      * dense dtype: values are converted. QC_E_UNSUPPORTED: such an output would be of no use; says why. */
     int (*hold)(const char *type, const qc_tensor_use *use, qc_tensor_info *info, const char **ret_why,
                 qc_err *err);

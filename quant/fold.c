@@ -275,8 +275,7 @@ static int round_rows(fold_work *f, qc_gptq_input *input, const qc_fold_matrix *
         for (int64_t r = 0; r < some; r++)
             for (int64_t j = 0; j < n; j++)
                 f->block[r * n + j] = w[(row + r) * n + j] * s[channel(f->site, j)];
-        qc_code_rows codes = f->codes;
-        codes.zeros = matrix->spec->grid.symmetric ? NULL : codes.zeros;
+        qc_code_rows codes = qc_code_rows_for(&f->codes, &matrix->spec->grid);
         QC_TRY(qc_gptq_matrix(input, f->block, some, matrix->spec, &codes, &stats, &result, err));
         *error += result.error;
     }
@@ -368,9 +367,9 @@ static void work_free(fold_work *f)
             f->be->free(f->be, buffers[i]);
     for (int m = 0; m < QC_FOLD_MATRICES; m++)
         qc_free(f->rows[m]);
-    void *arrays[] = {f->h_host,      f->h_staging, f->block,     f->codes.codes, f->codes.scales,
-                      f->codes.zeros, f->act_host,  f->act_error, f->x_mean,      f->x_max,
-                      f->w_mean,      f->w_max,     f->trial,     f->trial_gain};
+    qc_code_rows_free(&f->codes);
+    void *arrays[] = {f->h_host, f->h_staging, f->block, f->act_host, f->act_error, f->x_mean,
+                      f->x_max,  f->w_mean,    f->w_max, f->trial,    f->trial_gain};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -408,13 +407,17 @@ static int work_alloc(fold_work *f, qc_err *err)
     f->block = qc_alloc((size_t)(BLOCK_ROWS * n), sizeof(float));
     f->codes = (qc_code_rows){.codes = qc_alloc((size_t)(BLOCK_ROWS * n), 1),
                               .scales = qc_alloc(n_groups, sizeof(float)),
-                              .zeros = qc_alloc(n_groups, 1)};
+                              .zeros = qc_alloc(n_groups, 1),
+                              .mins = qc_alloc(n_groups, sizeof(float)),
+                              .supers = qc_alloc(n_groups, 2 * sizeof(float)),
+                              .subs = qc_alloc(n_groups, 2 * sizeof(int16_t))};
     float **vectors[] = {&f->x_mean, &f->x_max, &f->w_mean, &f->w_max, &f->trial, &f->trial_gain};
     for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++)
         ok = (*vectors[i] = qc_calloc(n_scales, sizeof(float))) && ok;
     if (!f->be->host_memory)
         ok = (f->h_host = qc_alloc((size_t)(n * n), sizeof(float))) && ok;
-    if (!ok || !f->h_staging || !f->block || !f->codes.codes || !f->codes.scales || !f->codes.zeros)
+    if (!ok || !f->h_staging || !f->block || !f->codes.codes || !f->codes.scales || !f->codes.zeros ||
+        !f->codes.mins || !f->codes.supers || !f->codes.subs)
         return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * n) * 4);
     if (!(f->h_scaled = f->be->alloc(f->be, n * n, err)))
         return QC_E_RESOURCE;

@@ -3,6 +3,7 @@
 #include "gptq.h"
 
 #include "qc_alloc.h"
+#include "qc_blocks.h"
 #include "qc_math.h"
 #include "rtn.h"
 
@@ -483,8 +484,13 @@ typedef struct slice {
         *ordered;           /* backend [R, n]: w and its error by columns, w in the order of rounding */
     uint8_t *ordered_codes; /* host [R, n] */
     int32_t *group_of;      /* host [n] group of a position */
-    qc_code_rows best;      /* host copies of the best codes, scales and zeros of each row so far */
-    bool *best_is_rtn;      /* host [R] */
+    qc_code_rows best;      /* host copies of the best codes and scales of each row so far */
+    /* A grid with minima or super-blocks is shown to the backend as a plain one: its minima are taken off the
+     * targets, all zero points are 0. */
+    qc_grid grid;
+    uint8_t *no_zeros; /* host [R, n_groups], 0; NULL: the grid is plain or symmetric */
+    uint8_t *ones;     /* host [R, n], 1: codes under which minima are fitted like scales; NULL likewise */
+    bool *best_is_rtn; /* host [R] */
     double *error_rtn, *error_now, *error_best; /* host [R] */
 } slice;
 
@@ -495,8 +501,9 @@ static void slice_free(slice *s)
     for (int i = 0; i < 3; i++)
         if (buffers[i])
             be->free(be, buffers[i]);
-    void *arrays[] = {s->best_is_rtn, s->error_best,  s->host,       s->ordered_codes, s->group_of,
-                      s->best.codes,  s->best.scales, s->best.zeros, s->error_rtn,     s->error_now};
+    qc_code_rows_free(&s->best);
+    void *arrays[] = {s->best_is_rtn, s->error_best, s->host, s->ordered_codes, s->group_of,
+                      s->error_rtn,   s->error_now,  s->ones, s->no_zeros};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -506,19 +513,22 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     qc_backend *be = s->in->be;
     int64_t n = s->in->n, most = qc_min_i64(n_rows, SLICE_ROWS);
     size_t n_codes = (size_t)(most * n), n_scales = (size_t)(most * s->n_groups);
+    bool has_min = qc_grid_has_min(&s->spec->grid);
     s->host = qc_alloc(n_codes, sizeof *s->host);
     s->ordered_codes = qc_alloc(n_codes, 1);
     s->group_of = qc_alloc((size_t)n, sizeof *s->group_of);
-    s->best.codes = qc_alloc(n_codes, 1);
-    s->best.scales = qc_alloc(n_scales, sizeof *s->best.scales);
-    s->best.zeros = qc_alloc(n_scales, 1);
+    s->no_zeros = has_min ? qc_calloc(n_scales, 1) : NULL;
+    s->ones = has_min ? qc_alloc(n_codes, 1) : NULL;
     s->error_rtn = qc_alloc((size_t)most, sizeof *s->error_rtn);
     s->error_now = qc_alloc((size_t)most, sizeof *s->error_now);
     s->error_best = qc_alloc((size_t)most, sizeof *s->error_best);
     s->best_is_rtn = qc_alloc((size_t)most, sizeof *s->best_is_rtn);
-    if (!s->host || !s->ordered_codes || !s->group_of || !s->best.codes || !s->best.scales ||
-        !s->best.zeros || !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn)
+    if (!s->host || !s->ordered_codes || !s->group_of || (has_min && (!s->no_zeros || !s->ones)) ||
+        !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn)
         return qc_fail_nomem(err, "rows in work", n_codes * sizeof *s->host);
+    if (has_min)
+        memset(s->ones, 1, n_codes);
+    QC_TRY(qc_code_rows_alloc(&s->spec->grid, most, n, &s->best, err));
     s->target = be->alloc(be, most * n, err);
     s->error = be->alloc(be, most * n, err);
     s->ordered = be->alloc(be, most * n, err);
@@ -549,7 +559,25 @@ static void put_targets(slice *s)
 
 static int zero_of(const slice *s, int64_t group)
 {
+    if (s->rows.mins)
+        return 0;
     return s->rows.zeros ? s->rows.zeros[group] : 1 << (s->spec->grid.bits - 1);
+}
+
+/* Take the minima off rows in the order of columns. */
+static void shift(const slice *s, float *rows)
+{
+    int64_t n = s->in->n, group = s->spec->grid.group_elems;
+    for (int64_t i = 0; s->rows.mins && i < s->n_rows * n; i++)
+        rows[i] -= s->rows.mins[i / n * s->n_groups + i % n / group];
+}
+
+/* target <- what the rows shall stand for, less their minima. */
+static int put_shifted(slice *s, qc_err *err)
+{
+    put_targets(s);
+    shift(s, s->host);
+    return s->in->be->upload(s->in->be, s->target, s->host, s->n_rows * s->in->n, err);
 }
 
 /* error <- target - value of the present codes, in the order of columns. */
@@ -557,6 +585,7 @@ static int put_errors(slice *s, qc_err *err)
 {
     int64_t n = s->in->n, group = s->spec->grid.group_elems;
     put_targets(s);
+    shift(s, s->host);
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t g = 0; g < s->n_groups; g++) {
             float scale = s->rows.scales[r * s->n_groups + g];
@@ -594,20 +623,30 @@ static qc_round_rows rows_in_work(slice *s)
                            .error = s->error,
                            .codes = s->rows.codes,
                            .scales = s->rows.scales,
-                           .zeros = s->rows.zeros};
+                           .zeros = s->no_zeros ? s->no_zeros : s->rows.zeros};
+}
+
+/* The targets, less their minima, in the order of rounding. */
+static int put_ordered(slice *s, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    int64_t n = in->n, group = s->spec->grid.group_elems;
+    for (int64_t r = 0; r < s->n_rows; r++)
+        for (int64_t j = 0; j < n; j++) {
+            int64_t c = in->order[j];
+            float min = s->rows.mins ? s->rows.mins[r * s->n_groups + c / group] : 0;
+            s->host[r * n + j] = (in->diag[c] > 0 ? s->w[r * n + c] : 0) - min;
+        }
+    return in->be->upload(in->be, s->ordered, s->host, s->n_rows * n, err);
 }
 
 /* A grid for the GPTQ passes by a search of its own, and the targets in the order of rounding. */
 static int prepare_passes(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    int64_t n = in->n;
     put_targets(s);
-    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->weight, &s->rows, stats, err));
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t j = 0; j < n; j++)
-            s->host[r * n + j] = in->diag[in->order[j]] > 0 ? s->w[r * n + in->order[j]] : 0;
-    return in->be->upload(in->be, s->ordered, s->host, s->n_rows * n, err);
+    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, in->n, s->spec, in->weight, &s->rows, stats, err));
+    return put_ordered(s, err);
 }
 
 /* A GPTQ pass with the present scales: columns in their order, each error fed forward to later ones. */
@@ -619,7 +658,7 @@ static int pass(slice *s, qc_err *err)
     rows.target = s->ordered;
     rows.codes = s->ordered_codes;
     rows.group_of = s->group_of;
-    QC_TRY(in->be->round_forward(in->be, in->factor, &s->spec->grid, &rows, err));
+    QC_TRY(in->be->round_forward(in->be, in->factor, &s->grid, &rows, err));
     for (int64_t r = 0; r < s->n_rows; r++)
         for (int64_t j = 0; j < n; j++)
             s->rows.codes[r * n + in->order[j]] = s->ordered_codes[r * n + j];
@@ -628,29 +667,71 @@ static int pass(slice *s, qc_err *err)
 }
 
 /* Scales and codes in turn, each step lowering e H e^T of every row or leaving it. */
-static int descend(slice *s, int64_t n_sweeps, qc_err *err)
+static int descend(slice *s, int64_t n_sweeps, bool refit, qc_err *err)
 {
     qc_gptq_input *in = s->in;
     qc_round_rows rows = rows_in_work(s);
-    return in->be->descend(in->be, in->h, in->inv_diag, &s->spec->grid, &rows, n_sweeps, in->options.refit,
-                           err);
+    if (s->rows.mins)
+        QC_TRY(put_shifted(s, err));
+    return in->be->descend(in->be, in->h, in->inv_diag, &s->grid, &rows, n_sweeps, refit, err);
+}
+
+/* Minima that are best for the present codes and scales: the same fit, with the minima as scales of codes
+ * that are all 1. */
+static int refit_minima(slice *s, qc_err *err)
+{
+    qc_gptq_input *in = s->in;
+    int64_t n = in->n, group = s->spec->grid.group_elems;
+    QC_TRY(put_errors(s, err));
+    put_targets(s);
+    for (int64_t i = 0; i < s->n_rows * n; i++)
+        s->host[i] -= s->rows.scales[i / n * s->n_groups + i % n / group] * (float)s->rows.codes[i];
+    QC_TRY(in->be->upload(in->be, s->target, s->host, s->n_rows * n, err));
+    qc_round_rows rows = rows_in_work(s);
+    rows.codes = s->ones;
+    rows.scales = s->rows.mins;
+    return in->be->descend(in->be, in->h, in->inv_diag, &s->grid, &rows, 0, true, err);
+}
+
+/* What is stored for the fitted scales and minima of super-blocks. */
+static void round_supers(slice *s)
+{
+    const qc_grid *grid = &s->spec->grid;
+    int64_t per_super = grid->super_elems / grid->group_elems;
+    if (grid->kind != QC_GRID_SUPER)
+        return;
+    for (int64_t i = 0; i < s->n_rows * s->n_groups / per_super; i++) {
+        const float *mins = s->rows.mins ? s->rows.mins + i * per_super : NULL;
+        qc_super_round(grid, s->rows.scales + i * per_super, mins, s->rows.supers + 2 * i,
+                       s->rows.subs + 2 * i * per_super);
+    }
+    qc_code_rows_multiply(&s->rows, grid, s->in->n);
+}
+
+/* Scales, and minima where the grid has them, fitted to the present codes. */
+static int refit(slice *s, qc_err *err)
+{
+    QC_TRY(put_errors(s, err));
+    QC_TRY(descend(s, 0, true, err));
+    if (s->rows.mins)
+        QC_TRY(refit_minima(s, err));
+    round_supers(s);
+    return QC_OK;
 }
 
 static int polish(slice *s, qc_err *err)
 {
+    /* fitted scales of super-blocks would not be those that are stored */
+    bool fit_scales = s->in->options.refit && s->spec->grid.kind != QC_GRID_SUPER;
     QC_TRY(put_errors(s, err));
-    QC_TRY(descend(s, s->in->options.sweeps, err));
+    QC_TRY(descend(s, s->in->options.sweeps, fit_scales, err));
     QC_TRY(put_errors(s, err));
     return measure(s, s->error, s->error_now, err);
 }
 
 static void copy_row(const slice *s, qc_code_rows *dst, const qc_code_rows *src, int64_t r)
 {
-    size_t n = (size_t)s->in->n, n_groups = (size_t)s->n_groups, at = (size_t)r;
-    memcpy(dst->codes + at * n, src->codes + at * n, n);
-    memcpy(dst->scales + at * n_groups, src->scales + at * n_groups, n_groups * sizeof *dst->scales);
-    if (s->rows.zeros)
-        memcpy(dst->zeros + at * n_groups, src->zeros + at * n_groups, n_groups);
+    qc_code_rows_copy(dst, r, src, r, &s->spec->grid, s->in->n);
 }
 
 /* Per row, the best so far and the present codes both become the better of the two. An error that is not a
@@ -683,8 +764,9 @@ static int solve(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *e
     ret->error_solve += sum_of(s->error_now, s->n_rows);
     if (s->in->options.refit) {
         keep_better(s);
-        QC_TRY(put_errors(s, err));
-        QC_TRY(descend(s, 0, err));
+        QC_TRY(refit(s, err));
+        if (s->rows.mins)
+            QC_TRY(put_ordered(s, err));
         QC_TRY(pass(s, err));
     }
     keep_better(s);
@@ -722,12 +804,13 @@ static void add_row_stats(const slice *s, int64_t r, const float *target, qc_qua
     for (int64_t g = 0; g < s->n_groups; g++) {
         double scale = (double)s->rows.scales[r * s->n_groups + g];
         int zero = zero_of(s, r * s->n_groups + g);
-        double one = scale * (-zero - 0.5), other = scale * (most - zero + 0.5);
+        double min = s->rows.mins ? (double)s->rows.mins[r * s->n_groups + g] : 0;
+        double one = scale * (-zero - 0.5) + min, other = scale * (most - zero + 0.5) + min;
         double low = fmin(one, other), high = fmax(one, other);
         int64_t end = qc_min_i64(in->n, (g + 1) * group);
         for (int64_t c = g * group; c < end; c++) {
             double w = (double)target[c], h = in->no_data ? 1 : (double)in->diag[c];
-            double e = w - scale * (s->rows.codes[r * in->n + c] - zero);
+            double e = w - scale * (s->rows.codes[r * in->n + c] - zero) - min;
             sq_error += h * e * e;
             sq_weight += h * w * w;
             stats->n_clipped += (w < low) | (w > high);
@@ -763,23 +846,34 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
     return QC_OK;
 }
 
+/* What the backend sees of a grid. Scales of super-blocks are products, which float16 does not hold. */
+static qc_grid plain_grid(const qc_grid *grid)
+{
+    qc_grid plain = *grid;
+    plain.kind = QC_GRID_AFFINE;
+    if (grid->kind == QC_GRID_SUPER)
+        plain.scale_dtype = QC_DT_F32;
+    return plain;
+}
+
 int qc_gptq_matrix(qc_gptq_input *in, const float *w, int64_t n_rows, const qc_quant_spec *spec,
                    qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
 {
     if (spec->grid.group_elems < 1)
         return qc_fail(err, QC_E_UNSUPPORTED, "group of %lld columns, expected at least 1",
                        (long long)spec->grid.group_elems);
-    slice s = {.in = in, .spec = spec, .n_groups = qc_ceil_div(in->n, spec->grid.group_elems)};
+    slice s = {.in = in,
+               .spec = spec,
+               .n_groups = qc_ceil_div(in->n, spec->grid.group_elems),
+               .grid = plain_grid(&spec->grid)};
     qc_gptq_result result = {.all_rtn = !in->factor};
     qc_quant_stats sums = *stats;
     int rc = slice_alloc(&s, n_rows, err);
     for (int64_t row0 = 0; row0 < n_rows && rc == QC_OK; row0 += SLICE_ROWS) {
         s.n_rows = qc_min_i64(SLICE_ROWS, n_rows - row0);
         s.w = w + row0 * in->n;
-        s.rows = (qc_code_rows){.n_rows = s.n_rows,
-                                .codes = rows->codes + row0 * in->n,
-                                .scales = rows->scales + row0 * s.n_groups,
-                                .zeros = rows->zeros ? rows->zeros + row0 * s.n_groups : NULL};
+        s.rows = qc_code_rows_from(rows, &spec->grid, in->n, row0);
+        s.rows.n_rows = s.n_rows;
         rc = run_slice(&s, &sums, &result, err);
     }
     slice_free(&s);

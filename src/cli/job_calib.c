@@ -53,10 +53,13 @@ static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_er
         return qc_fail(err, QC_E_USAGE,
                        "quantize.method: methods that scale channels try the scales on tokens, so they need "
                        "calibration.text (--calib FILE) instead of calibration.statistics");
-    if (q->method == QC_METHOD_RTN && q->weights.search == QC_SEARCH_MINMAX && !qc_job_has_budget(q))
+    if (q->method != QC_METHOD_RTN && q->weights.search == QC_SEARCH_GGML)
         return qc_fail(err, QC_E_USAGE,
-                       "calibration.%s is given, but method rtn with search minmax makes no use of it",
-                       text ? "text" : "statistics");
+                       "quantize.weights.search ggml is llama.cpp's rounding to nearest, so method rtn only");
+    if (q->method == QC_METHOD_RTN && q->weights.search != QC_SEARCH_MSE && !qc_job_has_budget(q))
+        return qc_fail(err, QC_E_USAGE,
+                       "calibration.%s is given, but method rtn with search %s makes no use of it",
+                       text ? "text" : "statistics", q->weights.search == QC_SEARCH_GGML ? "ggml" : "minmax");
     if (q->method != QC_METHOD_RTN && q->method != QC_METHOD_GPTQ && q->gptq.inputs == 1)
         return qc_fail(err, QC_E_USAGE,
                        "quantize.gptq.inputs original: methods that scale channels use the quantized inputs");

@@ -30,6 +30,7 @@ static const qc_opt qconvert_opts[] = {
     {"seed", .key = "calibration.seed"},
     {"output", 'o', .group = "Output", .key = "emit.0.path"},
     {"format", .key = "emit.0.format"},
+    {"type", .key = "emit.0.type"},
     {"report", .key = "report.json"},
     {"html", .key = "report.html"},
     {"markdown", .key = "report.markdown"},

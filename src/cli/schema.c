@@ -46,8 +46,9 @@ static const qc_key weights_keys[] = {
      .word_value = -1, .unit = "columns", .deflt = "128",
      .help = "input columns that share a scale, or channel: one scale per row"},
     {"symmetric", QC_KEY_BOOL, FIELD(S, symmetric), .deflt = "true", .help = "grid without zero points"},
-    {"search", QC_KEY_ENUM, FIELD(S, search), .words = "minmax|mse", .deflt = "mse",
-     .help = "how scales are chosen: from the extremes, or by the least squared error"},
+    {"search", QC_KEY_ENUM, FIELD(S, search), .words = "minmax|mse|ggml", .deflt = "mse",
+     .help = "how scales are chosen: from the extremes, by the least squared error, or for Q4_0, Q4_1, Q5_0, "
+             "Q5_1, Q8_0 as llama.cpp's own rounding"},
     {"scale", QC_KEY_ENUM, FIELD(S, scale), .words = "auto|f32|f16|bf16", .deflt = "auto",
      .help =
          "stored type of scales; auto is f16, but bf16 for a BF16 model of which an output is for engines "
@@ -233,7 +234,7 @@ static const qc_key run_keys[] = {
 static const qc_key emit_keys[] = {
 #define S qc_recipe_emit
     {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx|hf",
-     .now = "auto|qpk|gptq|awq|compressed-tensors|hf", .deflt = "auto",
+     .now = "auto|qpk|gptq|awq|compressed-tensors|gguf|hf", .deflt = "auto",
      .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type), .help = "subtype of the format"},

@@ -47,6 +47,11 @@ void qc_quant_row(const qc_quant_ops *ops, const float *w, int64_t n_cols, const
                   const float *col_weight, uint8_t *codes, float *scales, uint8_t *zeros,
                   qc_quant_stats *stats);
 
+/* One row on a grid with minima or super-blocks; the columns are a multiple of the super-block. Adds to
+ * *stats. */
+void qc_quant_super_row(const float *w, int64_t n_cols, const qc_quant_spec *spec, const float *col_weight,
+                        const qc_code_rows *row, qc_quant_stats *stats);
+
 /* s[n] = what is stored for these scales in `dtype` on a grid of `bits`: rounded to nearest even, never 0 and
  * never so large that a decoded value could overflow. */
 void qc_quant_store_scales(float *s, int n, qc_dtype dtype, int bits);

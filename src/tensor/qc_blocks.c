@@ -217,10 +217,22 @@ static void unpack_k(const qc_grid *grid, const uint8_t *src, const parts *b)
         }
 }
 
+/* Do all values of a super-block decode to 0 whatever d is? */
+static bool all_zero(const parts *b, int zero, int n_groups)
+{
+    for (int i = 0; i < QC_BLOCK_MAX_ELEMS; i++)
+        if (b->codes[i] != zero)
+            return false;
+    for (int j = 0; j < n_groups; j++)
+        if (b->supers[1] * (float)b->subs[2 * j + 1] != 0)
+            return false;
+    return true;
+}
+
 static void pack_k(const qc_grid *grid, const parts *b, uint8_t *dst)
 {
     uint8_t *high = grid->bits == 5 ? dst + 16 : NULL, *low = dst + (high ? 48 : 16);
-    put_half(dst, b->supers[0]);
+    put_half(dst, all_zero(b, 0, 8) ? 0 : b->supers[0]);
     put_half(dst + 2, b->supers[1]);
     pack_subs(b->subs, dst + 4);
     if (high)
@@ -257,7 +269,7 @@ static void unpack_6k(const uint8_t *src, const parts *b)
 static void pack_6k(const parts *b, uint8_t *dst)
 {
     memset(dst, 0, 192);
-    put_half(dst + 208, b->supers[0]);
+    put_half(dst + 208, all_zero(b, 32, 0) ? 0 : b->supers[0]);
     for (int j = 0; j < 16; j++)
         dst[192 + j] = (uint8_t)b->subs[2 * j];
     for (int h = 0; h < 2; h++)
@@ -333,4 +345,53 @@ void qc_block_pack(const qc_block_info *type, const qc_code_rows *rows, int64_t 
         parts b = parts_of(type, rows, i);
         pack_block(type, &b, dst + i * type->n_bytes);
     }
+}
+
+/* ---- reference rounding ---- */
+
+/* As the reference does it: codes are made with the scale before it is rounded to float16, and by cutting off
+ * the fraction. The product of a symmetric type is exact here, where C compilers may or may not fuse it. */
+static void encode_32(const qc_grid *grid, const float *x, const parts *b)
+{
+    float lo = x[0], hi = x[0], most = 0;
+    for (int i = 0; i < 32; i++) {
+        float a = x[i] < 0 ? -x[i] : x[i], m = most < 0 ? -most : most;
+        lo = x[i] < lo ? x[i] : lo;
+        hi = x[i] > hi ? x[i] : hi;
+        most = a > m ? x[i] : most;
+    }
+    int top = (1 << grid->bits) - 1, middle = 1 << (grid->bits - 1);
+    float d = grid->bits == 8 ? (most < 0 ? -most : most) / 127
+              : b->mins       ? (hi - lo) / (float)top
+                              : most / (float)-middle;
+    float id = d != 0 ? 1 / d : 0;
+    *b->scales = d;
+    if (b->mins)
+        *b->mins = lo;
+    for (int i = 0; i < 32; i++) {
+        int q;
+        if (grid->bits == 8) {
+            float v = x[i] * id;
+            q = (int)(v < 0 ? v - 0.5f : v + 0.5f) + 128; /* halves away from zero */
+        } else if (b->mins) {
+            q = (int)((x[i] - lo) * id + 0.5f);
+        } else {
+            q = (int)((double)x[i] * (double)id + (middle + 0.5));
+        }
+        b->codes[i] = (uint8_t)(q < 0 ? 0 : q > top ? top : q);
+    }
+}
+
+bool qc_block_encode(const qc_block_info *type, const float *src, int64_t n_blocks, uint8_t *dst)
+{
+    uint8_t codes[32];
+    float scale, min;
+    if (type->n_elems != 32 || type->dtype != QC_DT_GRID)
+        return false;
+    parts b = {codes, &scale, type->grid.kind == QC_GRID_MIN ? &min : NULL, NULL, NULL};
+    for (int64_t i = 0; i < n_blocks; i++) {
+        encode_32(&type->grid, src + 32 * i, &b);
+        pack_block(type, &b, dst + i * type->n_bytes);
+    }
+    return true;
 }

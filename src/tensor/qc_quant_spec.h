@@ -16,7 +16,8 @@ typedef enum {
  * so a search is never worse than min-max under its own criterion. */
 typedef enum {
     QC_SEARCH_MINMAX = 0, /* no search */
-    QC_SEARCH_MSE = 1     /* sum_j h_j e_j^2 with column weights h (all 1 when none are given) */
+    QC_SEARCH_MSE = 1,    /* sum_j h_j e_j^2 with column weights h (all 1 when none are given) */
+    QC_SEARCH_GGML = 2    /* no search; grids of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 as ggml's reference rounds */
 } qc_search;
 
 typedef struct qc_quant_spec {

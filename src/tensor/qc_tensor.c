@@ -1,5 +1,6 @@
 #include "qc_tensor.h"
 
+#include "qc_alloc.h"
 #include "qc_fp.h"
 
 #include <stdio.h>
@@ -31,16 +32,94 @@ int64_t qc_tensor_n_groups(const qc_tensor_info *info)
     return (qc_tensor_cols(info) + info->grid.group_elems - 1) / info->grid.group_elems;
 }
 
+static size_t groups_of(const qc_grid *grid, int64_t cols)
+{
+    return (size_t)((cols + grid->group_elems - 1) / grid->group_elems);
+}
+
+static size_t supers_of(const qc_grid *grid, int64_t cols)
+{
+    return grid->kind == QC_GRID_SUPER ? (size_t)(cols / grid->super_elems) : 0;
+}
+
+int qc_code_rows_alloc(const qc_grid *grid, int64_t n_rows, int64_t cols, qc_code_rows *ret, qc_err *err)
+{
+    size_t n = (size_t)n_rows, groups = n * groups_of(grid, cols), supers = n * supers_of(grid, cols);
+    bool min = qc_grid_has_min(grid), zero = grid->kind == QC_GRID_AFFINE && !grid->symmetric,
+         super = grid->kind == QC_GRID_SUPER;
+    qc_code_rows rows = {.codes = qc_alloc(n * (size_t)cols, 1),
+                         .scales = qc_alloc(groups, sizeof *rows.scales),
+                         .zeros = zero ? qc_alloc(groups, 1) : NULL,
+                         .mins = min ? qc_alloc(groups, sizeof *rows.mins) : NULL,
+                         .supers = super ? qc_alloc(supers, 2 * sizeof *rows.supers) : NULL,
+                         .subs = super ? qc_alloc(groups, 2 * sizeof *rows.subs) : NULL};
+    if (rows.codes && rows.scales && (!zero || rows.zeros) && (!min || rows.mins) &&
+        (!super || (rows.supers && rows.subs))) {
+        *ret = rows;
+        return QC_OK;
+    }
+    qc_code_rows_free(&rows);
+    return qc_fail_nomem(err, "codes of rows", (unsigned long long)(n * (size_t)cols) + 4 * groups);
+}
+
+void qc_code_rows_free(qc_code_rows *rows)
+{
+    qc_free(rows->codes);
+    qc_free(rows->scales);
+    qc_free(rows->zeros);
+    qc_free(rows->mins);
+    qc_free(rows->supers);
+    qc_free(rows->subs);
+    *rows = (qc_code_rows){.n_rows = 0};
+}
+
+qc_code_rows qc_code_rows_for(const qc_code_rows *all, const qc_grid *grid)
+{
+    qc_code_rows rows = *all;
+    rows.zeros = grid->kind == QC_GRID_AFFINE && !grid->symmetric ? rows.zeros : NULL;
+    rows.mins = qc_grid_has_min(grid) ? rows.mins : NULL;
+    rows.supers = grid->kind == QC_GRID_SUPER ? rows.supers : NULL;
+    rows.subs = grid->kind == QC_GRID_SUPER ? rows.subs : NULL;
+    return rows;
+}
+
+void qc_code_rows_copy(qc_code_rows *dst, int64_t to, const qc_code_rows *src, int64_t from,
+                       const qc_grid *grid, int64_t cols)
+{
+    qc_code_rows d = qc_code_rows_from(dst, grid, cols, to), s = qc_code_rows_from(src, grid, cols, from);
+    size_t groups = groups_of(grid, cols);
+    memcpy(d.codes, s.codes, (size_t)cols);
+    memcpy(d.scales, s.scales, groups * sizeof *d.scales);
+    if (d.zeros)
+        memcpy(d.zeros, s.zeros, groups);
+    if (d.mins)
+        memcpy(d.mins, s.mins, groups * sizeof *d.mins);
+    if (d.supers) {
+        memcpy(d.supers, s.supers, supers_of(grid, cols) * 2 * sizeof *d.supers);
+        memcpy(d.subs, s.subs, groups * 2 * sizeof *d.subs);
+    }
+}
+
 qc_code_rows qc_code_rows_from(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, int64_t row)
 {
-    int64_t groups = row * ((cols + grid->group_elems - 1) / grid->group_elems);
-    int64_t supers = grid->super_elems ? row * (cols / grid->super_elems) : 0;
+    size_t groups = (size_t)row * groups_of(grid, cols), supers = (size_t)row * supers_of(grid, cols);
     return (qc_code_rows){.codes = rows->codes + row * cols,
                           .scales = rows->scales + groups,
                           .zeros = rows->zeros ? rows->zeros + groups : NULL,
                           .mins = rows->mins ? rows->mins + groups : NULL,
                           .supers = rows->supers ? rows->supers + 2 * supers : NULL,
                           .subs = rows->subs ? rows->subs + 2 * groups : NULL};
+}
+
+void qc_code_rows_multiply(qc_code_rows *rows, const qc_grid *grid, int64_t cols)
+{
+    int64_t per_super = grid->super_elems / grid->group_elems;
+    for (int64_t i = 0; i < rows->n_rows * (int64_t)groups_of(grid, cols); i++) {
+        const float *super = rows->supers + i / per_super * 2;
+        rows->scales[i] = super[0] * (float)rows->subs[2 * i];
+        if (!grid->symmetric)
+            rows->mins[i] = -(super[1] * (float)rows->subs[2 * i + 1]);
+    }
 }
 
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst)

@@ -75,8 +75,25 @@ typedef struct qc_code_rows {
     int16_t *subs; /* [n_rows, n_groups, 2] sub-scale and sub-minimum (0 if symmetric) */
 } qc_code_rows;
 
+/* Arrays of a grid's rows (those that it has, the others NULL), uninitialised; release with
+ * qc_code_rows_free. */
+int qc_code_rows_alloc(const qc_grid *grid, int64_t n_rows, int64_t cols, qc_code_rows *ret,
+                       qc_err *err) QC_WARN_UNUSED;
+/* NULL members are fine. */
+void qc_code_rows_free(qc_code_rows *rows);
+
+/* A view without the arrays that the grid does not have, of rows that have all of them. */
+qc_code_rows qc_code_rows_for(const qc_code_rows *all, const qc_grid *grid);
+
+/* *dst row `to` = *src row `from`, both of the grid. */
+void qc_code_rows_copy(qc_code_rows *dst, int64_t to, const qc_code_rows *src, int64_t from,
+                       const qc_grid *grid, int64_t cols);
+
 /* The rows from `row` on, as a view (of 0 rows so far). */
 qc_code_rows qc_code_rows_from(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, int64_t row);
+
+/* scales and mins of n_rows of a grid of super-blocks from supers and subs. */
+void qc_code_rows_multiply(qc_code_rows *rows, const qc_grid *grid, int64_t cols);
 
 /* dst[n_rows, cols] = values of the rows. `group_elems` may leave a shorter last group. */
 void qc_code_rows_decode(const qc_code_rows *rows, const qc_grid *grid, int64_t cols, float *dst);

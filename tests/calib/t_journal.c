@@ -2,6 +2,7 @@
  * continued.
  */
 #include "journal.h"
+#include "qc_blocks.h"
 #include "qc_file.h"
 #include "qc_rng.h"
 #include "qc_test.h"
@@ -416,9 +417,68 @@ START_TEST(test_misuse)
 }
 END_TEST
 
+/* Grids with minima and super-blocks: blocks of llama.cpp's library go in as codes and come out as the same
+ * bytes, the whole and a row of it. */
+START_TEST(test_block_grids)
+{
+    setup();
+    char *data;
+    size_t n_bytes;
+    int n_types = 0;
+    qc_err err = {0};
+    ck_assert_int_eq(qc_file_read(test_data("gguf/blocks.bin"), 1u << 20, &data, &n_bytes, NULL), QC_OK);
+    qc_journal *j = open_journal(false, false);
+    ck_assert_int_eq(qc_journal_begin_layer(j, 0, &err), QC_OK);
+    for (int turn = 0; turn < 2; turn++) {
+        for (size_t at = 0; at < n_bytes;) {
+            uint32_t head[5]; /* kind, type, blocks, values and bytes of a block */
+            memcpy(head, data + at, sizeof head);
+            const qc_block_info *type = qc_block_find(head[1]);
+            const uint8_t *blocks = (const uint8_t *)data + at + sizeof head;
+            at += sizeof head + (size_t)head[2] * (head[4] + 4 * head[3]);
+            if (head[0] != 0)
+                continue;
+            int64_t cols = (int64_t)head[2] / 2 * head[3];
+            size_t row_bytes = (size_t)head[2] / 2 * head[4];
+            qc_code_rows rows;
+            ck_assert_int_eq(qc_code_rows_alloc(&type->grid, 2, cols, &rows, NULL), QC_OK);
+            if (turn == 0) {
+                qc_block_unpack(type, blocks, 2, cols, &rows);
+                ck_assert_msg(qc_journal_put_codes(j, type->name, &type->grid, cols, &rows, &err) == QC_OK,
+                              "%s", err.msg);
+            } else {
+                uint8_t *packed = malloc(2 * row_bytes);
+                for (int64_t row = 0; row < 2; row++) { /* both rows, then the second */
+                    ck_assert_msg(qc_journal_read_codes(j, type->name, &type->grid, cols, row, 2 - row, &rows,
+                                                        &err) == QC_OK,
+                                  "%s", err.msg);
+                    qc_block_pack(type, &rows, cols, packed);
+                    ck_assert_msg(
+                        memcmp(packed, blocks + (size_t)row * row_bytes, (size_t)(2 - row) * row_bytes) == 0,
+                        "%s", type->name);
+                }
+                free(packed);
+                n_types++;
+            }
+            qc_code_rows_free(&rows);
+        }
+        if (turn == 0)
+            ck_assert_int_eq(qc_journal_end_layer(j, &err), QC_OK);
+        if (turn == 0) {
+            qc_journal_close(j);
+            j = open_journal(true, false);
+        }
+    }
+    ck_assert_int_eq(n_types, 8);
+    qc_journal_remove(j);
+    free(data);
+}
+END_TEST
+
 int main(void)
 {
     const test_case cases[] = {
+        {"block grids", test_block_grids},
         {"round trip", test_round_trip},
         {"cut anywhere", test_cut_anywhere},
         {"flip anywhere", test_flip_anywhere},

@@ -294,9 +294,9 @@ START_TEST(not_built_yet)
          "r.yaml:1:44: quantize.activations.dynamic: 'tensor' is not supported yet (supported: token)"},
         {"run: {device: cuda}\n",
          "r.yaml:1:15: run.device: 'cuda' is not supported yet (supported: auto|cpu)"},
-        {"emit: [{path: a.qpk}, {format: gguf, path: b}]\n",
-         "r.yaml:1:32: emit[1].format: 'gguf' is not supported yet"},
-        {"emit: [{path: a.gguf}]\n", "emit[0]: the format of 'dir/a.gguf' is not supported yet"},
+        {"emit: [{path: a.qpk}, {format: onnx, path: b}]\n",
+         "r.yaml:1:32: emit[1].format: 'onnx' is not supported yet"},
+        {"emit: [{path: a.onnx}]\n", "emit[0]: the format of 'dir/a.onnx' is not supported yet"},
         {"emit: [{path: a.qpk, quantize: {activations: {bits: 8, dynamic: none}}}]\n",
          "r.yaml:1:65: emit[0].quantize.activations.dynamic: 'none' is not supported yet"},
     };

@@ -1,5 +1,6 @@
 /* The CPU backend: its table, memory, and the operations that go row by row. */
 #include "cpu.h"
+#include "kern_quant.h"
 #include "qc_alloc.h"
 #include "qc_cpu.h"
 #include "qc_math.h"
@@ -179,10 +180,16 @@ static void quant_task(void *ctx, int64_t task, int thread)
     (void)thread;
     const quant_job *j = ctx;
     int64_t end = qc_min_i64((task + 1) * TASK_QUANT_ROWS, j->n_rows);
-    for (int64_t r = task * TASK_QUANT_ROWS; r < end; r++)
+    for (int64_t r = task * TASK_QUANT_ROWS; r < end; r++) {
+        if (j->spec->grid.kind != QC_GRID_AFFINE) {
+            qc_code_rows row = qc_code_rows_from(j->rows, &j->spec->grid, j->n_cols, r);
+            qc_quant_super_row(j->w + r * j->n_cols, j->n_cols, j->spec, j->col_weight, &row, &j->stats[r]);
+            continue;
+        }
         j->kern->quantize_row(j->w + r * j->n_cols, j->n_cols, j->spec, j->col_weight,
                               j->rows->codes + r * j->n_cols, j->rows->scales + r * j->n_groups,
                               j->rows->zeros ? j->rows->zeros + r * j->n_groups : NULL, &j->stats[r]);
+    }
 }
 
 static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int64_t n_cols,
