@@ -184,7 +184,11 @@ static int hf_create(const qc_writer_options *options, qc_writer **ret, qc_err *
     return qc_engine_writer_create(&qc_hf_writer_format, &qc_engine_hf, options, ret, err);
 }
 
-const qc_writer_format qc_gptq_writer_format = {"gptq", NULL, "v1|v2", gptq_hold, gptq_bytes, gptq_create};
-const qc_writer_format qc_awq_writer_format = {"awq", NULL, NULL, awq_hold, awq_bytes, awq_create};
-const qc_writer_format qc_ct_writer_format = {"compressed-tensors", NULL, NULL, ct_hold, ct_bytes, ct_create};
-const qc_writer_format qc_hf_writer_format = {"hf", NULL, "bf16|f16|f32", hf_hold, hf_bytes, hf_create};
+const qc_writer_format qc_gptq_writer_format = {
+    .name = "gptq", .types = "v1|v2", .hold = gptq_hold, .tensor_bytes = gptq_bytes, .create = gptq_create};
+const qc_writer_format qc_awq_writer_format = {
+    .name = "awq", .hold = awq_hold, .tensor_bytes = awq_bytes, .create = awq_create};
+const qc_writer_format qc_ct_writer_format = {
+    .name = "compressed-tensors", .hold = ct_hold, .tensor_bytes = ct_bytes, .create = ct_create};
+const qc_writer_format qc_hf_writer_format = {
+    .name = "hf", .types = "bf16|f16|f32", .hold = hf_hold, .tensor_bytes = hf_bytes, .create = hf_create};

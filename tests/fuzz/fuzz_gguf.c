@@ -42,16 +42,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
             qc_block_decode(t->type, data + t->offset, 1, first);
     }
     char *text = NULL;
-    if ((rc = qc_gguf_read_shape(&file, &shape, &err)) < 0)
-        check_error(rc, &err);
-    else
-        check_text(qc_gguf_make_config(&file, &shape, &text, &err), text, &err);
-    text = NULL;
-    check_text(qc_gguf_make_generation_config(&file, &text, &err), text, &err);
-    text = NULL;
-    check_text(qc_gguf_make_tokenizer_config(&file, &text, &err), text, &err);
-    text = NULL;
-    check_text(qc_gguf_make_tokenizer(&file, &text, &err), text, &err);
+    rc = qc_gguf_read_shape(&file, &shape, &err);
+    if (rc == QC_OK)
+        rc = qc_gguf_make_config(&file, &shape, &text, &err);
+    check_text(rc, text, &err);
+    static int (*const make[])(const qc_gguf_file *, char **, qc_err *) = {
+        qc_gguf_make_generation_config, qc_gguf_make_tokenizer_config, qc_gguf_make_tokenizer};
+    for (size_t i = 0; i < sizeof make / sizeof make[0]; i++) {
+        text = NULL;
+        rc = make[i](&file, &text, &err);
+        check_text(rc, text, &err);
+    }
     qc_gguf_clear(&file);
     return 0;
 }
