@@ -3,7 +3,7 @@
  * but the first of each), the ids of a prompt, 32 tokens of greedy text after it, whether there is a chat
  * template. Keys and values are float32 and attention is not fused, so that only products of quantized
  * matrices differ from float32. */
-#include "llama.h"
+#include <llama.h>
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* quantize_rows, round_forward, descend, hessian_error: what the host of a device does, codes and scales
  * going there and back. */
 #include "device.h"
+#include "kern_quant.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
 
@@ -292,6 +293,13 @@ int qc_cuda_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int64_
     rows->n_rows = n_rows;
     if (n_rows == 0 || n_cols == 0)
         return QC_OK;
+    if (spec->grid.kind != QC_GRID_AFFINE) { /* rare, and cheap beside the solve: on the host */
+        for (int64_t r = 0; r < n_rows; r++) {
+            qc_code_rows row = qc_code_rows_from(rows, &spec->grid, n_cols, r);
+            qc_quant_super_row(w + r * n_cols, n_cols, spec, col_weight, &row, stats);
+        }
+        return QC_OK;
+    }
     int rc = begin_quant(&j, most, col_weight, err);
     for (int64_t r = 0; r < n_rows && rc == QC_OK; r += most) {
         qc_code_rows part = qc_code_rows_from(rows, &spec->grid, n_cols, r);
