@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
         FUZZ_CHECK(doc);
         cJSON_Delete(doc);
         for (int i = 0; i < recipe.n_emit; i++)
-            FUZZ_CHECK(recipe.emit[i].path && recipe.emit[i].format == QC_EMIT_QPK);
+            FUZZ_CHECK(recipe.emit[i].path && qc_recipe_format(&recipe.emit[i]) != NULL);
         FUZZ_CHECK(recipe.quantize.weights.bits >= 2 && recipe.quantize.weights.bits <= 8);
         qc_recipe_clear(&recipe);
         return 0;
