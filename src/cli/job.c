@@ -22,6 +22,7 @@
 #include "qc_time.h"
 #include "report.h"
 #include "source_error.h"
+#include "stored.h"
 
 #include <errno.h>
 #include <math.h>
@@ -66,8 +67,14 @@ static int open_inputs(job *j, qc_err *err)
     QC_TRY(qc_measure_text(r, &j->text, err));
     qc_cut_rule rule;
     QC_TRY(qc_measure_rule(r, j->model.config.max_positions, &rule, err));
+    if (r->verify.reference) {
+        QC_TRY(qc_reference_open(r->verify.reference, &j->stored, err));
+        qc_reference_rule(j->stored, &rule);
+    }
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
-    return qc_windows_of_model(j->src, j->text, &rule, qc_measure_options(r).memory_bytes, &j->windows, err);
+    QC_TRY(qc_windows_of_model(j->src, j->text, &rule, qc_measure_options(r).memory_bytes, &j->windows, err));
+    return j->stored ? qc_stored_check_text(j->stored, j->src, j->model.config.vocab, &j->windows, err)
+                     : QC_OK;
 }
 
 static void close_job(job *j, bool ended)
@@ -88,6 +95,7 @@ static void close_job(job *j, bool ended)
     qc_event_list_clear(&j->events);
     qc_event_list_clear(&j->repeated_events);
     qc_windows_clear(&j->windows);
+    qc_reference_close(j->stored);
     qc_free(j->text);
     if (j->model_open)
         qc_model_close(&j->model);
@@ -261,8 +269,10 @@ static int make_plan(job *j, qc_err *err)
             return qc_fail(err, QC_E_USAGE, "gate %s: nothing is measured, verification is switched off",
                            r->verify.gates[i].name);
     }
-    if (j->given)
+    if (j->given || j->stored)
         QC_TRY(hash_source(j, err));
+    if (j->stored)
+        QC_TRY(qc_stored_check_model(j->stored, j->src, (const char(*)[65])j->source_sha256, err));
     QC_TRY(qc_job_check_statistics(j, err));
     QC_TRY(plan_budgets(j, err));
     plan_resources(j);
@@ -315,11 +325,19 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
     if (rc == QC_OK && j->recipe->verify.enabled && (rc = qc_model_open(src, &model, err)) == QC_OK) {
         qc_progress_begin("verify", 1);
         qc_eval_options options = qc_measure_options(j->recipe);
-        rc = qc_evaluate(j->be, &j->model, &model, &j->windows, &options, &o->evaluation, err);
+        options.stored = j->stored;
+        if (j->recipe->verify.decide)
+            rc = qc_measure_decider(j->recipe, j->windows.n_windows, &options.decider, err);
+        if (rc == QC_OK)
+            rc = qc_evaluate(j->be, j->stored ? NULL : &j->model, &model, &j->windows, &options,
+                             &o->evaluation, err);
+        if (rc == QC_OK && j->stored && !(o->evaluation.reference = qc_strdup(j->recipe->verify.reference)))
+            rc = qc_fail_nomem(err, "reference path", 1);
         if (rc == QC_OK && !(o->evaluation.text = qc_strdup(j->text)))
             rc = qc_fail_nomem(err, "text path", 1);
         if (rc == QC_OK)
             rc = qc_sha256_file(j->text, o->evaluation.text_sha256, err);
+        qc_decider_free(options.decider);
         qc_progress_end();
         qc_model_close(&model);
     }
@@ -363,8 +381,7 @@ static int judge(job *j, output *o, qc_err *err)
     if (!(o->gates = qc_calloc((size_t)v->n_gates + 1, sizeof *o->gates)))
         return qc_fail_nomem(err, "gates", (unsigned long long)v->n_gates * sizeof *o->gates);
     o->n_gates = v->n_gates;
-    for (int i = 0; i < v->n_gates; i++)
-        o->gates[i] = qc_gate_judge(v->gates[i].name, v->gates[i].limit, &measured);
+    qc_measure_judge(j->recipe, &measured, o->gates);
     return QC_OK;
 }
 

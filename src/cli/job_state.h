@@ -12,6 +12,7 @@
 #include "journal.h"
 #include "model.h"
 #include "qc_result.h"
+#include "reference.h"
 #include "writer.h"
 
 typedef struct output {
@@ -58,6 +59,7 @@ typedef struct job {
     bool model_open;
     char *text; /* what is scored; NULL without verification */
     qc_windows windows;
+    qc_reference *stored;  /* in place of running the model; NULL: it is run */
     qc_corpus corpus;      /* empty without calibration, or with statistics */
     qc_given_stats *given; /* statistics in place of a text; NULL without */
     uint64_t corpus_plan_bytes, budget_plan_bytes;

@@ -33,15 +33,50 @@ int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err)
     return *ret ? QC_OK : qc_fail_nomem(err, "text path", strlen(text));
 }
 
+int qc_measure_decider(const qc_recipe *recipe, int64_t n_windows, qc_decider **ret, qc_err *err)
+{
+    const qc_recipe_verify *v = &recipe->verify;
+    const char **gates = qc_calloc((size_t)v->n_gates + 1, sizeof *gates);
+    double *limits = qc_calloc((size_t)v->n_gates + 1, sizeof *limits);
+    int n = 0, rc = QC_OK;
+    for (int i = 0; gates && limits && i < v->n_gates; i++)
+        if (qc_decide_can(v->gates[i].name)) {
+            gates[n] = v->gates[i].name;
+            limits[n++] = v->gates[i].limit;
+        }
+    if (!gates || !limits)
+        rc = qc_fail_nomem(err, "gates", (unsigned long long)v->n_gates * 16);
+    else if (n == 0)
+        rc = qc_fail(err, QC_E_USAGE,
+                     "verify.decide: there is no gate on ppl_ratio, delta_nll, kld_mean or top1 to decide");
+    else
+        rc = qc_decider_new(gates, limits, n, n_windows, ret, err);
+    qc_free(gates);
+    qc_free(limits);
+    return rc;
+}
+
+void qc_measure_judge(const qc_recipe *recipe, const qc_measured *measured, qc_gate *ret)
+{
+    const qc_recipe_verify *v = &recipe->verify;
+    const qc_evaluation *e = measured->evaluation;
+    for (int i = 0; i < v->n_gates; i++) {
+        ret[i] = qc_gate_judge(v->gates[i].name, v->gates[i].limit, measured);
+        for (int k = 0; e && k < e->n_decisions; k++)
+            if (strcmp(e->decisions[k].gate, ret[i].name) == 0)
+                ret[i].pass = strcmp(e->decisions[k].outcome, "pass") == 0;
+    }
+}
+
 int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule *ret, qc_err *err)
 {
     const qc_recipe_verify *v = &recipe->verify;
     int64_t usual = v->protocol == QC_PROTOCOL_LLAMA ? 512 : 2048;
     *ret = (qc_cut_rule){.protocol = (qc_protocol)v->protocol,
-                            .length = v->length ? v->length : qc_min_i64(max_positions, usual),
-                            .stride = v->stride,
-                            .n_windows = v->windows,
-                            .plain_special = v->plain_special};
+                         .length = v->length ? v->length : qc_min_i64(max_positions, usual),
+                         .stride = v->stride,
+                         .n_windows = v->windows,
+                         .plain_special = v->plain_special};
     if (ret->length <= max_positions)
         return QC_OK;
     return qc_fail(err, QC_E_USAGE, "verify.length %lld: the model has at most %lld positions",

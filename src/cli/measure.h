@@ -2,7 +2,9 @@
 #ifndef QC_CLI_MEASURE_H
 #define QC_CLI_MEASURE_H
 
+#include "decide.h"
 #include "eval.h"
+#include "gates.h"
 #include "recipe.h"
 
 /* Memory cap, scratch folder and the progress line. run.memory is 0 or more than QC_PROGRAM_BYTES. */
@@ -10,6 +12,16 @@ qc_eval_options qc_measure_options(const qc_recipe *recipe);
 
 /* Refuse a cap that the program alone exceeds; `name` is how the user calls it. */
 int qc_measure_check_cap(const qc_recipe *recipe, const char *name, qc_err *err) QC_WARN_UNUSED;
+
+/* What decides the gates of `verify` window by window, with at most n_windows (qc_decider_free). QC_E_USAGE:
+ * none of them can be. */
+int qc_measure_decider(const qc_recipe *recipe, int64_t n_windows, qc_decider **ret,
+                       qc_err *err) QC_WARN_UNUSED;
+
+/* Judge the gates of `verify` into ret[n_gates]; a sequential decision counts for the gates that it was
+ * about.
+ */
+void qc_measure_judge(const qc_recipe *recipe, const qc_measured *measured, qc_gate *ret);
 
 /* verify.text, or the bundled text without one; owned. */
 int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err) QC_WARN_UNUSED;

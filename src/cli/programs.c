@@ -39,6 +39,7 @@ static const qc_opt qconvert_opts[] = {
     {"force", 'f', .help = "replace outputs that exist, once the new ones are verified"},
     {"keep-failed", .help = "keep an artifact whose gate failed under its own name, not as NAME.rejected"},
     {"text", .group = "Verification", .key = "verify.text"},
+    {"reference", .key = "verify.reference"},
     {"protocol", .key = "verify.protocol"},
     {"windows", .key = "verify.windows"},
     {"length", .key = "verify.length"},
@@ -48,6 +49,8 @@ static const qc_opt qconvert_opts[] = {
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
      .help = "limit that the artifact must keep, as ppl_ratio=1.08: at most this, at least for top1; may be "
              "repeated"},
+    {"decide", .key = "verify.decide", .value = "true",
+     .help = "score windows only until the gates are decided, with 5 % error either way"},
     {"no-verify", .key = "verify.enabled", .value = "false", .help = "do not measure what was written"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},
@@ -174,8 +177,11 @@ const qc_program qc_program_qinspect = {
 /* ---- qeval ---- */
 
 static const qc_opt qeval_opts[] = {
-    {"reference", 'r', .group = "Evaluation", .arg = "MODEL",
-     .help = "measure against this model: KL divergence, agreement"},
+    {"reference", 'r', .group = "Evaluation", .arg = "MODEL|FILE",
+     .help = "measure against this model, or what --save-reference stored of one: KL divergence, agreement"},
+    {"save-reference", .arg = "FILE",
+     .help = "store the scores of MODEL for later comparisons, which then need not run it"},
+    {"force", 'f', .help = "replace a stored reference that exists"},
     {"text", .key = "verify.text"},
     {"protocol", .key = "verify.protocol"},
     {"windows", .key = "verify.windows"},
@@ -187,6 +193,14 @@ static const qc_opt qeval_opts[] = {
      .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
              "is, per list, the number of scored ids (all but the first) and their summed negative "
              "log-likelihood"},
+    {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
+     .help =
+         "limit that the model must keep, as ppl_ratio=1.003: at most this, at least for top1; exit code 1 "
+         "if not; may be repeated"},
+    {"decide", .key = "verify.decide", .value = "true",
+     .help =
+         "score windows only until the gates are decided, with 5 % error either way; all windows of the text "
+         "unless --windows says less"},
     {"json", .help = "print JSON"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},
@@ -195,12 +209,16 @@ static const qc_opt qeval_opts[] = {
     {0}};
 
 static const char *const qeval_synopsis[] = {"MODEL [--reference MODEL] [OPTION...]",
+                                             "MODEL --save-reference FILE [OPTION...]",
                                              "MODEL --ids FILE [--json]", NULL};
 
 static const qc_opt_note qeval_examples[] = {
     {"qeval models/Qwen3-0.6B --text wikitext2.txt --windows 16 --length 2048", "perplexity of a checkpoint"},
     {"qeval model.qpk --reference models/Qwen3-0.6B --text wikitext2.txt --json",
      "perplexity, KL divergence and agreement of a packed file"},
+    {"qeval models/Qwen3-0.6B --text wikitext2.txt --save-reference qwen3.klr",
+     "store what the comparison needs of the reference"},
+    {"qeval model.qpk --text wikitext2.txt --reference qwen3.klr", "compare without the reference"},
     {0}};
 
 const qc_program qc_program_qeval = {

@@ -15,7 +15,9 @@
 #include "recipe.h"
 #include "render.h"
 #include "report.h"
+#include "stored.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +34,8 @@ typedef struct eval_job {
     qc_recipe recipe; /* model, verify.*, run.* */
     qc_pool *pool;
     qc_backend *be;
-    input model, reference; /* reference.is_open false: none */
+    input model, reference; /* reference.is_open false: none is run */
+    qc_reference *stored;   /* in place of one; NULL: none */
 } eval_job;
 
 static int open_input(const char *path, input *ret, qc_err *err)
@@ -82,6 +85,23 @@ static int64_t max_positions(const eval_job *j)
     return limit;
 }
 
+/* The windows that are asked for, or those of a stored reference. */
+static int choose_rule(const eval_job *j, qc_cut_rule *ret, qc_err *err)
+{
+    static const char *const options[] = {"protocol", "windows", "length", "stride", "plain-special"};
+    if (!j->stored)
+        return qc_measure_rule(&j->recipe, max_positions(j), ret, err);
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (qc_args_has(j->args, options[i]))
+            return qc_args_fail(j->args->program, err, "--%s: a stored reference says how the text is cut",
+                                options[i]);
+    qc_reference_rule(j->stored, ret);
+    if (ret->length <= max_positions(j))
+        return QC_OK;
+    return qc_fail(err, QC_E_INPUT, "%s: windows of %lld tokens, the model has at most %lld positions",
+                   qc_reference_path(j->stored), (long long)ret->length, (long long)max_positions(j));
+}
+
 static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *err)
 {
     qc_buf text = {0};
@@ -92,32 +112,117 @@ static int print_evaluation(const eval_job *j, const qc_evaluation *e, qc_err *e
     cJSON_Delete(doc);
     if (rc == QC_OK && j->reference.is_open)
         printf("%s against %s\n%s", j->recipe.model, j->reference.src->path, text.data);
+    else if (rc == QC_OK && j->stored)
+        printf("%s against %s of %s\n%s", j->recipe.model, qc_reference_path(j->stored),
+               qc_reference_origin_of(j->stored)->model, text.data);
     else if (rc == QC_OK)
         printf("%s\n%s", j->recipe.model, text.data);
     qc_buf_clear(&text);
     return rc;
 }
 
+/* Begin the file of --save-reference; *ret = NULL without it. */
+static int begin_reference(const eval_job *j, const char *text, const qc_windows *windows,
+                           qc_reference_writer **ret, qc_err *err)
+{
+    const char *path = qc_args_value(j->args, "save-reference");
+    qc_reference_origin origin;
+    *ret = NULL;
+    if (!path)
+        return QC_OK;
+    bool force = qc_args_has(j->args, "force");
+    QC_TRY(qc_outfile_check(path, force, err));
+    QC_TRY(qc_stored_origin(j->model.src, text, j->recipe.run.compute, &origin, err));
+    return qc_reference_create(path, force, &origin, windows, j->model.model.config.vocab, ret, err);
+}
+
+/* Names of what was measured, for people. */
+static int name_evaluation(const eval_job *j, const char *text, qc_evaluation *e, qc_err *err)
+{
+    e->text = qc_strdup(text);
+    e->reference = j->stored ? qc_strdup(qc_reference_path(j->stored)) : NULL;
+    if (!e->text || (j->stored && !e->reference))
+        return qc_fail_nomem(err, "paths", strlen(text));
+    return qc_sha256_file(text, e->text_sha256, err);
+}
+
+/* The decisions and gates, below the figures. */
+static void print_gates(const qc_evaluation *e, const qc_gate *gates, int n_gates)
+{
+    for (int i = 0; i < e->n_decisions; i++)
+        printf("  decision      %s %s: %s after %lld windows (%.6g, %.3g standard errors from the limit, "
+               "boundary %.3g)\n",
+               e->decisions[i].gate, e->decisions[i].outcome, e->decisions[i].gate,
+               (long long)e->decisions[i].windows, e->decisions[i].value, e->decisions[i].statistic,
+               e->decisions[i].boundary);
+    for (int i = 0; i < n_gates; i++)
+        printf("  gate          %s %.6g, limit %.6g: %s\n", gates[i].name, gates[i].value, gates[i].limit,
+               gates[i].pass ? "passed" : "FAILED");
+}
+
+/* 0, or 1 if a gate failed. */
+static int finish_evaluation(const eval_job *j, const char *text, qc_evaluation *e, qc_err *err)
+{
+    int n = j->recipe.verify.n_gates;
+    qc_measured measured = {.evaluation = e,
+                            .fallbacks = NAN,
+                            .size_bytes = NAN,
+                            .seconds = e->seconds,
+                            .peak_rss_bytes = (double)qc_peak_rss_bytes()};
+    qc_gate *gates = qc_calloc((size_t)n + 1, sizeof *gates);
+    bool passed = true;
+    if (!gates)
+        return qc_fail_nomem(err, "gates", (unsigned long long)n * sizeof *gates);
+    int rc = name_evaluation(j, text, e, err);
+    qc_measure_judge(&j->recipe, &measured, gates);
+    for (int i = 0; i < n; i++)
+        passed = passed && gates[i].pass;
+    if (rc == QC_OK && qc_args_has(j->args, "json"))
+        rc = qc_print_json(qc_report_evaluation(e), err);
+    else if (rc == QC_OK && (rc = print_evaluation(j, e, err)) == QC_OK)
+        print_gates(e, gates, n);
+    qc_free(gates);
+    return rc < 0 ? rc : !passed;
+}
+
 static int score_windows(const eval_job *j, const char *text, const qc_windows *windows, qc_err *err)
 {
     qc_evaluation e;
     qc_eval_options options = qc_measure_options(&j->recipe);
+    qc_reference_writer *storing;
+    options.stored = j->stored;
+    if (j->recipe.verify.decide)
+        QC_TRY(qc_measure_decider(&j->recipe, windows->n_windows, &options.decider, err));
+    int rc = begin_reference(j, text, windows, &storing, err);
+    options.storing = storing;
     qc_progress_begin("evaluate", 1);
-    int rc = qc_evaluate(j->be, j->reference.is_open ? &j->reference.model : NULL, &j->model.model, windows,
+    if (rc == QC_OK)
+        rc = qc_evaluate(j->be, j->reference.is_open ? &j->reference.model : NULL, &j->model.model, windows,
                          &options, &e, err);
     qc_progress_end();
-    if (rc < 0)
+    qc_decider_free(options.decider);
+    if (rc < 0) {
+        qc_reference_discard(storing);
         return rc;
-    if (!(e.text = qc_strdup(text)))
-        rc = qc_fail_nomem(err, "text path", strlen(text));
-    else if ((rc = qc_sha256_file(text, e.text_sha256, err)) < 0)
-        qc_err_prefix(err, "--text");
-    else if (qc_args_has(j->args, "json"))
-        rc = qc_print_json(qc_report_evaluation(&e), err);
-    else
-        rc = print_evaluation(j, &e, err);
+    }
+    if (storing)
+        rc = qc_reference_commit(storing, err);
+    if (rc == QC_OK)
+        rc = finish_evaluation(j, text, &e, err);
     qc_evaluation_clear(&e);
     return rc;
+}
+
+static int check_gates(const eval_job *j, qc_err *err)
+{
+    const qc_recipe_verify *v = &j->recipe.verify;
+    bool paired = j->reference.is_open || j->stored;
+    for (int i = 0; i < v->n_gates; i++) {
+        QC_TRY(qc_gate_check(v->gates[i].name, v->gates[i].limit, err));
+        if (!paired && qc_gate_needs_verification(v->gates[i].name) && strcmp(v->gates[i].name, "ppl") != 0)
+            return qc_args_fail(j->args->program, err, "gate %s: there is no --reference", v->gates[i].name);
+    }
+    return QC_OK;
 }
 
 static int evaluate_text(const eval_job *j, qc_err *err)
@@ -125,11 +230,16 @@ static int evaluate_text(const eval_job *j, qc_err *err)
     char *text = NULL;
     qc_cut_rule rule;
     qc_windows windows = {0};
-    QC_TRY(qc_measure_rule(&j->recipe, max_positions(j), &rule, err));
+    QC_TRY(choose_rule(j, &rule, err));
+    if (j->recipe.verify.decide && !j->stored && !qc_args_has(j->args, "windows"))
+        rule.n_windows = 0;
+    QC_TRY(check_gates(j, err));
     QC_TRY(qc_measure_text(&j->recipe, &text, err));
     int rc = cut_text(j, &j->model, text, &rule, &windows, err);
     if (rc == QC_OK)
         rc = check_same_ids(j, text, &rule, &windows, err);
+    if (rc == QC_OK && j->stored)
+        rc = qc_stored_check_text(j->stored, j->model.src, j->model.model.config.vocab, &windows, err);
     if (rc == QC_OK)
         rc = score_windows(j, text, &windows, err);
     qc_windows_clear(&windows);
@@ -225,8 +335,9 @@ static int evaluate_ids(const eval_job *j, const char *path, qc_err *err)
 {
     cJSON *doc;
     id_lists lists = {0};
-    if (j->reference.is_open || j->recipe.verify.text)
-        return qc_args_fail(j->args->program, err, "--ids goes without --reference and --text");
+    if (j->reference.is_open || j->stored || j->recipe.verify.text || qc_args_has(j->args, "save-reference"))
+        return qc_args_fail(j->args->program, err,
+                            "--ids goes without --reference, --save-reference and --text");
     QC_TRY(qc_json_load(path, MAX_IDS_BYTES, true, &doc, err));
     int rc = read_lists(doc, path, &j->model.model.config, &lists, err);
     cJSON_Delete(doc);
@@ -244,11 +355,16 @@ static int run(eval_job *j, qc_err *err)
     const char *reference = qc_args_value(j->args, "reference"), *ids = qc_args_value(j->args, "ids");
     if (!j->recipe.model)
         return qc_args_fail(j->args->program, err, "no MODEL given");
+    if (reference && qc_args_has(j->args, "save-reference"))
+        return qc_args_fail(j->args->program, err, "--save-reference goes without --reference");
     QC_TRY(qc_measure_check_cap(&j->recipe, "--memory", err));
     QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
     QC_TRY(qc_backend_cpu_new(j->pool, (qc_compute)j->recipe.run.compute, &j->be, err));
     QC_TRY(open_input(j->recipe.model, &j->model, err));
-    if (reference)
+    if (reference && qc_reference_is(reference)) {
+        QC_TRY(qc_reference_open(reference, &j->stored, err));
+        QC_TRY(qc_stored_check_artifact(j->stored, j->model.src, err));
+    } else if (reference)
         QC_TRY(open_input(reference, &j->reference, err));
     return ids ? evaluate_ids(j, ids, err) : evaluate_text(j, err);
 }
@@ -260,6 +376,7 @@ static int evaluate(const qc_args *args, qc_err *err)
     int rc = run(&j, err);
     close_input(&j.model);
     close_input(&j.reference);
+    qc_reference_close(j.stored);
     qc_backend_close(j.be);
     qc_pool_free(j.pool);
     qc_recipe_clear(&j.recipe);

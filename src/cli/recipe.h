@@ -120,6 +120,7 @@ typedef struct qc_limit {
 typedef struct qc_recipe_verify {
     bool enabled;
     char *text;         /* NULL = the bundled held-out text */
+    char *reference;    /* stored reference that is compared with; NULL = the model itself is run */
     int protocol;       /* qc_protocol */
     int64_t windows;    /* 0 = all that the text gives */
     int64_t length;     /* tokens; 0 = min(2048, what the model allows), protocol llama: at most 512 */
@@ -127,6 +128,7 @@ typedef struct qc_recipe_verify {
     bool plain_special; /* text that spells a special token is ordinary text */
     qc_limit *gates;
     int n_gates;
+    bool decide; /* stop scoring windows once the gates on means are decided */
 } qc_recipe_verify;
 
 typedef struct qc_recipe_run {

@@ -191,6 +191,10 @@ static const qc_key verify_keys[] = {
      .help = "measure what was written against the 16-bit model"},
     {"text", QC_KEY_PATH, FIELD(S, text),
      .help = "UTF-8 text to measure with; without it the bundled held-out text"},
+    {"reference", QC_KEY_PATH, FIELD(S, reference),
+     .help =
+         "scores of the 16-bit model on the text, stored by qeval --save-reference, instead of running it; "
+         "how the text is cut is then what they were made with"},
     {"protocol", QC_KEY_ENUM, FIELD(S, protocol), .words = "gptq|llama|full", .deflt = "gptq",
      .help = "how the text is cut: side by side, all of a window scored (gptq) or its second half as "
              "llama-perplexity does (llama); or overlapping, every token scored once (full)"},
@@ -206,6 +210,10 @@ static const qc_key verify_keys[] = {
      .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
     {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES,
      .help = "limits that the artifact must keep"},
+    {"decide", QC_KEY_BOOL, FIELD(S, decide), .deflt = "false",
+     .help =
+         "score windows only until each gate on ppl_ratio, delta_nll, kld_mean and top1 is decided with 5 % "
+         "error either way; one that is undecided after all windows has failed"},
     {0}
 #undef S
 };

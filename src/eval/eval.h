@@ -49,6 +49,10 @@ typedef struct qc_logit_tap {
     void *ctx;
 } qc_logit_tap;
 
+typedef struct qc_reference qc_reference;               /* reference.h */
+typedef struct qc_reference_writer qc_reference_writer; /* reference.h */
+typedef struct qc_decider qc_decider;                   /* decide.h */
+
 typedef struct qc_eval_options {
     uint64_t
         memory_bytes; /* cap for the whole process, 0 = none: the residual streams spill to a scratch file */
@@ -56,8 +60,11 @@ typedef struct qc_eval_options {
     /* Called with the share of the work that is done, 0 .. 1; NULL = none. */
     void (*progress)(void *ctx, double fraction);
     void *progress_ctx;
-    qc_backend *model_backend; /* where model b of a pair runs; NULL: where a does */
-    const qc_logit_tap *tap;   /* of qc_eval_tokens; NULL = none */
+    qc_backend *model_backend;    /* where model b of a pair runs; NULL: where a does */
+    const qc_logit_tap *tap;      /* of qc_eval_tokens; NULL = none */
+    const qc_reference *stored;   /* of qc_evaluate: a reference that is not run, checked to fit; NULL */
+    qc_reference_writer *storing; /* of qc_evaluate: takes the model's scores as a reference; NULL */
+    qc_decider *decider;          /* of qc_evaluate, with a reference: whether to go on; NULL: all windows */
 } qc_eval_options;
 
 /* Score all targets in order. b NULL: a alone. A NaN or infinity fails with QC_E_INPUT naming model, layer
@@ -133,7 +140,8 @@ int64_t qc_windows_ids(const qc_windows *windows, int64_t n_windows);
 void qc_windows_clear(qc_windows *windows);
 
 /* Perplexity of `model`, and against `reference` (NULL: alone), run beside it, KL divergence, agreement and
- * all that qc_evaluation holds (docs/report.md). */
+ * all that qc_evaluation holds (docs/report.md). At most one of reference, options->stored and
+ * options->storing. With a decider only the windows up to the decision are scored and counted. */
 int qc_evaluate(qc_backend *be, const qc_model *reference, const qc_model *model, const qc_windows *windows,
                 const qc_eval_options *options, qc_evaluation *ret, qc_err *err) QC_WARN_UNUSED;
 

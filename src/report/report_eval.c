@@ -96,11 +96,29 @@ static void add_pair(cJSON *out, const qc_evaluation *e)
     add_number(out, "flips_won", e->flips_won);
 }
 
+static void add_decisions(cJSON *out, const qc_evaluation *e)
+{
+    cJSON *list = e->n_decisions ? cJSON_AddArrayToObject(out, "decisions") : NULL;
+    for (int i = 0; i < e->n_decisions; i++) {
+        const qc_decision *d = &e->decisions[i];
+        cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
+        add_text(item, "gate", d->gate);
+        add_number(item, "limit", d->limit);
+        add_number(item, "value", d->value);
+        add_number(item, "statistic", d->statistic);
+        add_number(item, "boundary", d->boundary);
+        add_number(item, "windows", (double)d->windows);
+        add_text(item, "outcome", d->outcome);
+    }
+}
+
 cJSON *qc_report_eval_json(const qc_evaluation *e)
 {
     cJSON *out = cJSON_CreateObject();
     add_text(out, "protocol", e->protocol);
     add_text(out, "text", e->text);
+    if (e->reference)
+        add_text(out, "reference", e->reference);
     add_number(out, "windows", (double)e->windows);
     add_number(out, "length", (double)e->length);
     add_number(out, "stride", (double)e->stride);
@@ -123,6 +141,7 @@ cJSON *qc_report_eval_json(const qc_evaluation *e)
     add_number(out, "top1", e->top1);
     if (!isnan(e->ppl_reference))
         add_pair(out, e);
+    add_decisions(out, e);
     add_windows(out, e);
     add_places(out, e);
     return out;

@@ -135,11 +135,23 @@ static const field histogram_fields[] = {
     {"counts", NUMBERS, ALWAYS, NULL, "positions per bin"},
     {0}};
 
+static const field decision_fields[] = {
+    {"gate", TEXT, ALWAYS, NULL, "its name"},
+    {"limit", NUMBER, NULLABLE, NULL, "the gate's"},
+    {"value", NUMBER, NULLABLE, NULL, "mean over the windows at the last look"},
+    {"statistic", NUMBER, NULLABLE, NULL,
+     "distance from the limit over the standard error; positive: inside; null: no error"},
+    {"boundary", NUMBER, NULLABLE, NULL, "decided where |statistic| reaches it"},
+    {"windows", COUNT, ALWAYS, NULL, "at that look"},
+    {"outcome", TEXT, ALWAYS, NULL, "pass, fail, undecided"},
+    {0}};
+
 static const field evaluation_fields[] = {
     {"protocol", TEXT, NULLABLE, NULL, "how windows are cut and scored"},
     {"text", TEXT, NULLABLE, NULL, "what was scored"},
     {"windows", COUNT, ALWAYS, NULL, "scored"},
     {"length", COUNT, ALWAYS, NULL, "tokens per window"},
+    {"reference", TEXT, SOME, NULL, "file of a stored reference, where one was compared with"},
     {"stride", COUNT, SOME, NULL, "tokens from one window's start to the next's"},
     {"bos", BOOL, SOME, NULL, "a BOS was put in front"},
     {"plain_special", BOOL, SOME, NULL, "special tokens in the text were ordinary text"},
@@ -177,6 +189,7 @@ static const field evaluation_fields[] = {
      "share of positions where one of the two alone has the true token on top"},
     {"flips_lost", NUMBER, OR_NULL, NULL, "the reference alone"},
     {"flips_won", NUMBER, OR_NULL, NULL, "the model alone"},
+    {"decisions", LIST, SOME, decision_fields, "of gates, where windows were scored until they were decided"},
     {"per_place", LIST, SOME, place_fields, "means over ranges of places in a window"},
     {"kld_histogram", OBJECT, SOME, histogram_fields, "of all positions"},
     {"per_window", LIST, ALWAYS, window_fields, "the same per window"},

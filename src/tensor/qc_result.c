@@ -212,7 +212,9 @@ void qc_evaluation_clear(qc_evaluation *eval)
         return;
     qc_free(eval->protocol);
     qc_free(eval->text);
+    qc_free(eval->reference);
     qc_free(eval->per_window);
     qc_free(eval->per_place);
+    qc_free(eval->decisions);
     qc_evaluation_init(eval);
 }

@@ -176,10 +176,22 @@ typedef struct qc_place_result {
     double nll, nll_reference, kld, top1;
 } qc_place_result;
 
+/* One gate of a sequential decision (docs/methods/decide.md). Strings are static. */
+typedef struct qc_decision {
+    const char *gate;
+    double limit;
+    double value;        /* mean over the windows at its last look, in the unit of the gate */
+    double statistic;    /* distance from the limit over the standard error; positive: inside */
+    double boundary;     /* of that look: decided where |statistic| reaches it */
+    int64_t windows;     /* at that look */
+    const char *outcome; /* "pass", "fail", "undecided" */
+} qc_decision;
+
 /* Names as in the report (nats, fractions). Without a reference ppl_reference .. top1 are NaN. */
 typedef struct qc_evaluation {
-    char *protocol; /* "gptq", "llama", "full"; owned */
-    char *text;     /* name of the scored text or id file, for people; owned, may be NULL */
+    char *protocol;  /* "gptq", "llama", "full"; owned */
+    char *text;      /* name of the scored text or id file, for people; owned, may be NULL */
+    char *reference; /* file of a stored reference; owned, NULL if the reference was run or there was none */
     int64_t windows;
     int64_t length; /* tokens per window */
     int64_t stride; /* tokens from one window's start to the next's; = length when they do not overlap */
@@ -209,6 +221,8 @@ typedef struct qc_evaluation {
     qc_window_result *per_window; /* [windows], owned; NULL if not kept */
     qc_place_result *per_place;   /* [n_places], owned; NULL if not kept */
     int64_t n_places;
+    qc_decision *decisions; /* [n_decisions], owned; NULL unless decided window by window */
+    int n_decisions;
     int64_t kld_counts[QC_N_KLD_BINS]; /* positions per bin; all 0 without a reference */
 } qc_evaluation;
 
