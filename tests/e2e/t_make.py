@@ -3,7 +3,7 @@ import os
 import shutil
 import xml.etree.ElementTree as ET
 
-from e2e import BUILD_ROOT, SOURCE_ROOT, TINY, check, copy_model, load, main, run, same
+from e2e import BUILD_ROOT, DEMO, SOURCE_ROOT, TINY, check, copy_model, load, main, run, same
 
 PROGRAMS = os.path.join(BUILD_ROOT, "src", "cli")
 DOCS = os.path.join(SOURCE_ROOT, "docs")
@@ -12,8 +12,8 @@ TEXT = os.path.join(SOURCE_ROOT, "tests", "data", "text", "austen-heldout.txt")
 ALL = ["m.int8.qpk", "m.int4.qpk", "report-m.int8", "report-m.int4"]
 
 
-def begin(options="-q --windows 2 --length 32 --threads 1"):
-    copy_model(TINY, "m")
+def begin(model=TINY, options="-q --windows 2 --length 32 --threads 1"):
+    copy_model(model, "m")
     for name in ("qconvert", "qreport"):
         shutil.copy(os.path.join(PROGRAMS, name), name)
     shutil.copy(CALIB, "calib.txt")
@@ -83,6 +83,13 @@ def case_folders_and_calibration():
     os.rename("m", "models/m")
     same(make("models/m.int8.qpk", "models/report-m.int8"), (["models/m.int8.qpk"], 2), "a model in a folder")
     same(make("models/m.int8.qpk", "models/report-m.int8"), ([], 0), "nothing changed there")
+
+
+def case_gguf():
+    begin(DEMO)
+    same(make("m.q4_k_m.gguf", "report-m.q4_k_m"), (["m.q4_k_m.gguf"], 2), "a GGUF file")
+    same(make("m.q4_k_m.gguf", "report-m.q4_k_m"), ([], 0), "nothing changed")
+    same(load("m.q4_k_m.json")["artifacts"][0]["account_error"], 0, "its account")
 
 
 def case_gates_and_baselines():
