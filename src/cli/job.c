@@ -331,6 +331,9 @@ static int verify(job *j, output *o, const char *path, qc_err *err)
         if (rc == QC_OK)
             rc = qc_evaluate(j->be, j->stored ? NULL : &j->model, &model, &j->windows, &options,
                              &o->evaluation, err);
+        if (rc == QC_OK && j->recipe->verify.noise_floor)
+            rc = qc_measure_noise(j->recipe, j->pool, j->be, &j->model, &j->windows, &o->evaluation.noise,
+                                  err);
         if (rc == QC_OK && j->stored && !(o->evaluation.reference = qc_strdup(j->recipe->verify.reference)))
             rc = qc_fail_nomem(err, "reference path", 1);
         if (rc == QC_OK && !(o->evaluation.text = qc_strdup(j->text)))

@@ -68,6 +68,51 @@ void qc_measure_judge(const qc_recipe *recipe, const qc_measured *measured, qc_g
     }
 }
 
+/* The model against itself on another backend. */
+static int compare_backends(const qc_recipe *recipe, qc_backend *be, int n_threads, qc_compute compute,
+                            const qc_model *model, const qc_windows *windows, qc_evaluation *ret, qc_err *err)
+{
+    qc_pool *pool = NULL;
+    qc_eval_options options = qc_measure_options(recipe);
+    int rc = qc_pool_new(n_threads, &pool, err);
+    if (rc == QC_OK)
+        rc = qc_backend_cpu_new(pool, compute, &options.model_backend, err);
+    if (rc == QC_OK)
+        rc = qc_evaluate(be, model, model, windows, &options, ret, err);
+    qc_backend_close(options.model_backend);
+    qc_pool_free(pool);
+    return rc;
+}
+
+int qc_measure_noise(const qc_recipe *recipe, const qc_pool *pool, qc_backend *be, const qc_model *model,
+                     const qc_windows *windows, qc_noise_floor *ret, qc_err *err)
+{
+    static const char *const names[] = {[QC_COMPUTE_F32] = "f32", [QC_COMPUTE_BF16] = "bf16"};
+    enum { NOISE_WINDOWS = 2 };
+    qc_windows first = *windows;
+    qc_evaluation e;
+    qc_compute own = (qc_compute)recipe->run.compute,
+               other = own == QC_COMPUTE_F32 ? QC_COMPUTE_BF16 : QC_COMPUTE_F32;
+    int threads = qc_pool_size(pool), other_threads = threads > 1 ? 1 : 2;
+    first.n_windows = qc_min_i64(windows->n_windows, NOISE_WINDOWS);
+    qc_noise_floor n = {.windows = first.n_windows,
+                        .threads = threads,
+                        .other_threads = other_threads,
+                        .compute = names[own],
+                        .other_compute = names[other]};
+    QC_TRY(compare_backends(recipe, be, other_threads, own, model, &first, &e, err));
+    n.threads_kld_max = e.kld_max;
+    qc_evaluation_clear(&e);
+    QC_TRY(compare_backends(recipe, be, threads, other, model, &first, &e, err));
+    n.kld_mean = e.kld_mean;
+    n.kld_p99 = e.kld_p99;
+    n.delta_nll = e.delta_nll;
+    n.top1 = e.top1;
+    qc_evaluation_clear(&e);
+    *ret = n;
+    return QC_OK;
+}
+
 int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule *ret, qc_err *err)
 {
     const qc_recipe_verify *v = &recipe->verify;

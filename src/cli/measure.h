@@ -23,6 +23,11 @@ int qc_measure_decider(const qc_recipe *recipe, int64_t n_windows, qc_decider **
  */
 void qc_measure_judge(const qc_recipe *recipe, const qc_measured *measured, qc_gate *ret);
 
+/* Measure a model against itself on the first windows: with another number of threads than `pool`'s, and with
+ * the other arithmetic. */
+int qc_measure_noise(const qc_recipe *recipe, const qc_pool *pool, qc_backend *be, const qc_model *model,
+                     const qc_windows *windows, qc_noise_floor *ret, qc_err *err) QC_WARN_UNUSED;
+
 /* verify.text, or the bundled text without one; owned. */
 int qc_measure_text(const qc_recipe *recipe, char **ret, qc_err *err) QC_WARN_UNUSED;
 

@@ -49,6 +49,8 @@ static const qc_opt qconvert_opts[] = {
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
      .help = "limit that the artifact must keep, as ppl_ratio=1.08: at most this, at least for top1; may be "
              "repeated"},
+    {"noise-floor", .key = "verify.noise_floor", .value = "true",
+     .help = "also measure the reference (without one, the model) against itself under other arithmetic"},
     {"decide", .key = "verify.decide", .value = "true",
      .help = "score windows only until the gates are decided, with 5 % error either way"},
     {"no-verify", .key = "verify.enabled", .value = "false", .help = "do not measure what was written"},
@@ -197,20 +199,27 @@ static const qc_opt qeval_opts[] = {
      .help =
          "limit that the model must keep, as ppl_ratio=1.003: at most this, at least for top1; exit code 1 "
          "if not; may be repeated"},
+    {"noise-floor", .key = "verify.noise_floor", .value = "true",
+     .help = "also measure the reference (without one, the model) against itself under other arithmetic"},
     {"decide", .key = "verify.decide", .value = "true",
      .help =
          "score windows only until the gates are decided, with 5 % error either way; all windows of the text "
          "unless --windows says less"},
-    {"json", .help = "print JSON"},
+    {"task", .group = "Label task", .arg = "NAME|FILE",
+     .help = "instead of a text score the choices of the rows of --data: ag_news, or a JSON file"},
+    {"data", .arg = "FILE", .help = "rows of the task: .jsonl, else CSV"},
+    {"items", .arg = "N", .help = "only N rows, evenly spread; default all"},
+    {"calibrate", .help = "also with contextual calibration"},
+    {"json", .group = "Output", .help = "print JSON"},
     {"device", .group = "Machine", .key = "run.device"},
     {"compute", .key = "run.compute"},
     {"threads", 't', .key = "run.threads"},
     {"memory", .key = "run.memory"},
     {0}};
 
-static const char *const qeval_synopsis[] = {"MODEL [--reference MODEL] [OPTION...]",
-                                             "MODEL --save-reference FILE [OPTION...]",
-                                             "MODEL --ids FILE [--json]", NULL};
+static const char *const qeval_synopsis[] = {
+    "MODEL [--reference MODEL] [OPTION...]", "MODEL --save-reference FILE [OPTION...]",
+    "MODEL --task NAME|FILE --data FILE [--reference MODEL] [OPTION...]", "MODEL --ids FILE [--json]", NULL};
 
 static const qc_opt_note qeval_examples[] = {
     {"qeval models/Qwen3-0.6B --text wikitext2.txt --windows 16 --length 2048", "perplexity of a checkpoint"},
@@ -340,8 +349,7 @@ static const qc_opt_note qreport_examples[] = {
     {"qreport render report.json --format html -o report.html", "a page to look at"},
     {"qreport render int8.json int4.json --format html -o all.html",
      "two outputs with a plot of size against damage"},
-    {"qreport gate report.json --gates gates.yaml --baseline last.json",
-     "decide a release"},
+    {"qreport gate report.json --gates gates.yaml --baseline last.json", "decide a release"},
     {0}};
 
 const qc_program qc_program_qreport = {

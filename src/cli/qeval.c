@@ -12,6 +12,7 @@
 #include "qc_json.h"
 #include "qc_math.h"
 #include "qc_sha256.h"
+#include "qeval_task.h"
 #include "recipe.h"
 #include "render.h"
 #include "report.h"
@@ -201,6 +202,11 @@ static int score_windows(const eval_job *j, const char *text, const qc_windows *
                          &options, &e, err);
     qc_progress_end();
     qc_decider_free(options.decider);
+    if (rc == QC_OK && j->recipe.verify.noise_floor &&
+        (rc = qc_measure_noise(&j->recipe, j->pool, j->be,
+                               j->reference.is_open ? &j->reference.model : &j->model.model, windows,
+                               &e.noise, err)) < 0)
+        qc_evaluation_clear(&e);
     if (rc < 0) {
         qc_reference_discard(storing);
         return rc;
@@ -366,6 +372,13 @@ static int run(eval_job *j, qc_err *err)
         QC_TRY(qc_stored_check_artifact(j->stored, j->model.src, err));
     } else if (reference)
         QC_TRY(open_input(reference, &j->reference, err));
+    if (qc_args_has(j->args, "task")) {
+        if (ids || j->stored || j->recipe.verify.text || qc_args_has(j->args, "save-reference"))
+            return qc_args_fail(j->args->program, err,
+                                "--task goes without --ids, --text, --save-reference and a stored reference");
+        return qc_qeval_task(j->args, &j->recipe, j->be, j->reference.is_open ? &j->reference.model : NULL,
+                             &j->model.model, err);
+    }
     return ids ? evaluate_ids(j, ids, err) : evaluate_text(j, err);
 }
 

@@ -128,7 +128,8 @@ typedef struct qc_recipe_verify {
     bool plain_special; /* text that spells a special token is ordinary text */
     qc_limit *gates;
     int n_gates;
-    bool decide; /* stop scoring windows once the gates on means are decided */
+    bool noise_floor; /* also measure the reference against itself */
+    bool decide;      /* stop scoring windows once the gates on means are decided */
 } qc_recipe_verify;
 
 typedef struct qc_recipe_run {

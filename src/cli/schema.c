@@ -210,6 +210,10 @@ static const qc_key verify_keys[] = {
      .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
     {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES,
      .help = "limits that the artifact must keep"},
+    {"noise_floor", QC_KEY_BOOL, FIELD(S, noise_floor), .deflt = "false",
+     .help = "also measure the reference against itself on 2 windows, with another number of threads and "
+             "with the "
+             "other arithmetic of run.compute: smaller differences mean nothing"},
     {"decide", QC_KEY_BOOL, FIELD(S, decide), .deflt = "false",
      .help =
          "score windows only until each gate on ppl_ratio, delta_nll, kld_mean and top1 is decided with 5 % "

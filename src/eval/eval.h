@@ -27,6 +27,10 @@ typedef struct qc_sequences {
     int64_t n_sequences;
     const qc_eval_target *targets; /* what is scored; NULL: all ids of each sequence but its first */
     int64_t n_targets;
+    /* Sequence i may be a pack of n_parts[i] parts (model.h), which stand one after the other in parts; NULL:
+     * none is. */
+    const qc_part *parts;
+    const int64_t *n_parts;
 } qc_sequences;
 
 /* Scores of one target, in nats; b-fields are 0 when one model is scored. */

@@ -230,14 +230,16 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
 {
     qc_layer *weights = NULL;
     int64_t hidden = s->model->config.hidden, at = 0;
+    const qc_part *parts = w->seqs->parts;
     QC_TRY(qc_layer_load(s->model, s->be, layer, &weights, err));
     int rc = QC_OK;
     for (int64_t i = 0; i < w->seqs->n_sequences && rc == QC_OK; i++) {
-        int64_t n = w->seqs->lengths[i], bad;
+        int64_t n = w->seqs->lengths[i], n_parts = parts ? w->seqs->n_parts[i] : 0, bad;
         float *x;
         const float *values;
         if ((rc = borrow(w, s, at, n, &x, err)) < 0 ||
-            (rc = qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
+            (rc = parts ? qc_layer_forward_parts(weights, s->ws, x, parts, n_parts, err)
+                        : qc_layer_forward(weights, s->ws, x, n, err)) < 0 ||
             (rc = give_back(w, s, at, n, x, &values, err)) < 0)
             break;
         if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0) {
@@ -249,6 +251,7 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
         } else
             rc = step(w, (double)n * layer_work(&s->model->config), err);
         at += n;
+        parts = parts ? parts + n_parts : NULL;
     }
     qc_layer_free(weights);
     return rc;

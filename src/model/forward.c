@@ -371,17 +371,13 @@ static int project(const qc_layer *l, qc_slot slot, qc_slot bias, float *y, cons
     return l->be->linear(l->be, y, n_out, u, n_in, l->weights[slot], l->vectors[bias], n, accumulate, err);
 }
 
-/* q, k, v of tokens t0 .. t0 + n - 1, normed and rotated. */
+/* q, k, v of tokens t0 .. t0 + n - 1, normed. */
 static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int64_t t0, int64_t n,
                        qc_err *err)
 {
-    qc_backend *be = l->be;
     const qc_model_config *c = &l->model->config;
-    int64_t d = c->head_dim, nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
+    int64_t nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
     float *q = ws->q + t0 * nq, *k = ws->k + t0 * nkv, *v = ws->v + t0 * nkv;
-    bool local = c->has_local_rope && c->layer_slides[l->index];
-    const float *cos_t = (local ? ws->cos_local : ws->cos_t) + t0 * (c->rotary_dim / 2),
-                *sin_t = (local ? ws->sin_local : ws->sin_t) + t0 * (c->rotary_dim / 2);
     QC_TRY(normed_input(l, QC_STAGE_QKV, x + t0 * c->hidden, ws->norm, n, err));
     QC_TRY(project(l, QC_SLOT_Q, QC_SLOT_Q_BIAS, q, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_K, QC_SLOT_K_BIAS, k, ws->norm, n, false, err));
@@ -391,19 +387,30 @@ static int project_qkv(const qc_layer *l, qc_workspace *ws, const float *x, int6
         QC_TRY(norm_rows(l, QC_SLOT_Q_NORM, q, q, n * (nq / q_dim), q_dim, err));
         QC_TRY(norm_rows(l, QC_SLOT_K_NORM, k, k, n * (nkv / k_dim), k_dim, err));
     }
-    if (!c->layer_rotates[l->index])
-        return QC_OK;
-    QC_TRY(be->rope(be, q, nq, cos_t, sin_t, n, c->n_heads, d, c->rotary_dim, err));
-    return be->rope(be, k, nkv, cos_t, sin_t, n, c->n_kv_heads, d, c->rotary_dim, err);
+    return QC_OK;
 }
 
-/* u = attention over the projections of x: one sequence. */
-static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, float *u, int64_t n,
-                           qc_err *err)
+/* Rotate q and k of tokens t0 .. t0 + n - 1, which are at positions position0 .. of their sequence. */
+static int rotate(const qc_layer *l, qc_workspace *ws, int64_t t0, int64_t n, int64_t position0, qc_err *err)
+{
+    qc_backend *be = l->be;
+    const qc_model_config *c = &l->model->config;
+    int64_t nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
+    bool local = c->has_local_rope && c->layer_slides[l->index];
+    const float *cos_t = (local ? ws->cos_local : ws->cos_t) + position0 * (c->rotary_dim / 2),
+                *sin_t = (local ? ws->sin_local : ws->sin_t) + position0 * (c->rotary_dim / 2);
+    if (!c->layer_rotates[l->index])
+        return QC_OK;
+    QC_TRY(be->rope(be, ws->q + t0 * nq, nq, cos_t, sin_t, n, c->n_heads, c->head_dim, c->rotary_dim, err));
+    return be->rope(be, ws->k + t0 * nkv, nkv, cos_t, sin_t, n, c->n_kv_heads, c->head_dim, c->rotary_dim,
+                    err);
+}
+
+static qc_attention_shape attention_shape(const qc_layer *l, int64_t n_tokens)
 {
     const qc_model_config *c = &l->model->config;
-    qc_attention_shape shape = {
-        .n_tokens = n,
+    return (qc_attention_shape){
+        .n_tokens = n_tokens,
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
@@ -411,9 +418,18 @@ static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, 
         .scale = c->attention_scale,
         .softcap = c->attention_softcap,
     };
+}
+
+/* u = attention over the projections of x: one sequence. */
+static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, float *u, int64_t n,
+                           qc_err *err)
+{
+    const qc_model_config *c = &l->model->config;
+    qc_attention_shape shape = attention_shape(l, n);
     QC_TRY(fill_rope(ws, c, n, err));
     for (int64_t t = 0; t < n; t += CHUNK_TOKENS)
         QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err));
+    QC_TRY(rotate(l, ws, 0, n, 0, err));
     QC_TRY(l->be->attention(l->be, u, ws->q, ws->k, ws->v, &shape, err));
     return quantize_input(l, QC_STAGE_O, u, n, err);
 }
@@ -478,11 +494,10 @@ int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stag
     return QC_OK;
 }
 
-int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
+/* From attention's result in ws->mix to the end of the layer. */
+static int after_attention(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
 {
     int64_t hidden = layer->model->config.hidden;
-    QC_TRY(check_length(ws, n_tokens, err));
-    QC_TRY(attention_input(layer, ws, x, ws->mix, n_tokens, err));
     QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_O, ws->mix, x, n_tokens, err));
     for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS) {
         int64_t n = qc_min_i64(CHUNK_TOKENS, n_tokens - t);
@@ -490,6 +505,121 @@ int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t 
         QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_DOWN, ws->gate, x + t * hidden, n, err));
     }
     return QC_OK;
+}
+
+int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
+{
+    QC_TRY(check_length(ws, n_tokens, err));
+    QC_TRY(attention_input(layer, ws, x, ws->mix, n_tokens, err));
+    return after_attention(layer, ws, x, n_tokens, err);
+}
+
+/* ---- packs ---- */
+
+/* Where the parts of a pack lie, and how long the text before each is. */
+typedef struct part_place {
+    int64_t start, before;
+} part_place;
+
+static int place_parts(const qc_workspace *ws, const qc_model_config *c, const qc_part *parts,
+                       int64_t n_parts, part_place *ret, int64_t *ret_total, int64_t *ret_longest,
+                       qc_err *err)
+{
+    int64_t total = 0, longest = 0, shortest = INT64_MAX;
+    for (int64_t i = 0; i < n_parts; i++) {
+        int64_t parent = parts[i].parent;
+        if (parts[i].n_tokens < 1 || parent >= i)
+            return qc_fail(err, QC_E_USAGE, "part %lld of a pack: %lld tokens behind part %lld", (long long)i,
+                           (long long)parts[i].n_tokens, (long long)parent);
+        ret[i] = (part_place){total, parent < 0 ? 0 : ret[parent].before + parts[parent].n_tokens};
+        total += parts[i].n_tokens;
+        longest = qc_max_i64(longest, ret[i].before + parts[i].n_tokens);
+        shortest = qc_min_i64(shortest, ret[i].before + parts[i].n_tokens);
+    }
+    *ret_total = total;
+    *ret_longest = longest;
+    if (qc_rope_variant(&c->rope, shortest) != qc_rope_variant(&c->rope, longest))
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "a pack of texts of %lld to %lld tokens: the rotary embedding of the model changes in "
+                       "between",
+                       (long long)shortest, (long long)longest);
+    return check_length(ws, total, err);
+}
+
+/* Copies of the rows of a path, one behind the other: for one part at a time. */
+typedef struct path_rows {
+    float *q, *k, *v, *out; /* [longest, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
+} path_rows;
+
+static int copy_rows(qc_backend *be, float *dst, const float *src, int64_t n_rows, int64_t width,
+                     qc_err *err)
+{
+    return be->scale(be, dst, src, 1, n_rows * width, err);
+}
+
+/* ws->mix of part p = attention along its path. A part without parent lies there as it is; else the path is
+ * put together and its own rows of the result are kept. */
+static int attend_part(const qc_layer *l, qc_workspace *ws, const qc_part *parts, const part_place *places,
+                       int64_t p, const path_rows *rows, qc_err *err)
+{
+    qc_backend *be = l->be;
+    const qc_model_config *c = &l->model->config;
+    int64_t nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV), at = places[p].start,
+            before = places[p].before, n = parts[p].n_tokens;
+    qc_attention_shape shape = attention_shape(l, before + n);
+    if (parts[p].parent < 0)
+        return be->attention(be, ws->mix + at * nq, ws->q + at * nq, ws->k + at * nkv, ws->v + at * nkv,
+                             &shape, err);
+    for (int64_t i = p; i >= 0; i = parts[i].parent) {
+        int64_t from = places[i].start, to = places[i].before, m = parts[i].n_tokens;
+        QC_TRY(copy_rows(be, rows->q + to * nq, ws->q + from * nq, m, nq, err));
+        QC_TRY(copy_rows(be, rows->k + to * nkv, ws->k + from * nkv, m, nkv, err));
+        QC_TRY(copy_rows(be, rows->v + to * nkv, ws->v + from * nkv, m, nkv, err));
+    }
+    QC_TRY(be->attention(be, rows->out, rows->q, rows->k, rows->v, &shape, err));
+    return copy_rows(be, ws->mix + at * nq, rows->out + before * nq, n, nq, err);
+}
+
+static int attend_parts(const qc_layer *l, qc_workspace *ws, const qc_part *parts, const part_place *places,
+                        int64_t n_parts, int64_t longest, qc_err *err)
+{
+    qc_backend *be = l->be;
+    const qc_model_config *c = &l->model->config;
+    int64_t nq = qc_dim_elems(c, QC_DIM_Q), nkv = qc_dim_elems(c, QC_DIM_KV);
+    float *buffer = be->alloc(be, 2 * longest * (nq + nkv), err);
+    if (!buffer)
+        return QC_E_RESOURCE;
+    path_rows rows = {.q = buffer, .k = buffer + longest * nq};
+    rows.v = rows.k + longest * nkv;
+    rows.out = rows.v + longest * nkv;
+    int rc = QC_OK;
+    for (int64_t p = 0; p < n_parts && rc == QC_OK; p++)
+        rc = attend_part(l, ws, parts, places, p, &rows, err);
+    be->free(be, buffer);
+    return rc;
+}
+
+int qc_layer_forward_parts(const qc_layer *layer, qc_workspace *ws, float *x, const qc_part *parts,
+                           int64_t n_parts, qc_err *err)
+{
+    const qc_model_config *c = &layer->model->config;
+    int64_t n = 0, longest = 0;
+    part_place *places = qc_alloc((size_t)n_parts, sizeof *places);
+    if (!places)
+        return qc_fail_nomem(err, "a pack", (unsigned long long)n_parts * sizeof *places);
+    int rc = place_parts(ws, c, parts, n_parts, places, &n, &longest, err);
+    if (rc == QC_OK)
+        rc = fill_rope(ws, c, longest, err);
+    for (int64_t t = 0; t < n && rc == QC_OK; t += CHUNK_TOKENS)
+        rc = project_qkv(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err);
+    for (int64_t p = 0; p < n_parts && rc == QC_OK; p++)
+        rc = rotate(layer, ws, places[p].start, parts[p].n_tokens, places[p].before, err);
+    if (rc == QC_OK)
+        rc = attend_parts(layer, ws, parts, places, n_parts, longest, err);
+    qc_free(places);
+    if (rc == QC_OK)
+        rc = quantize_input(layer, QC_STAGE_O, ws->mix, n, err);
+    return rc == QC_OK ? after_attention(layer, ws, x, n, err) : rc;
 }
 
 int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)

@@ -107,6 +107,20 @@ uint64_t qc_layer_bytes(const qc_model_config *config);
 int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens,
                      qc_err *err) QC_WARN_UNUSED;
 
+/* A part of a pack of tokens. Its tokens stand behind those of the part before it in the pack, but what it
+ * continues is the text of `parent`, an earlier part of the pack (-1: nothing): the parts from the first
+ * ancestor down to it are its path, positions count along the path, and attention sees nothing else. */
+typedef struct qc_part {
+    int64_t n_tokens; /* >= 1 */
+    int64_t parent;
+} qc_part;
+
+/* qc_layer_forward of a pack: x[sum of n_tokens, hidden], as if the path of each part ran on its own, with
+ * shared parts computed once. QC_E_UNSUPPORTED: paths on both sides of a length at which the model's rotary
+ * embedding changes. */
+int qc_layer_forward_parts(const qc_layer *layer, qc_workspace *ws, float *x, const qc_part *parts,
+                           int64_t n_parts, qc_err *err) QC_WARN_UNUSED;
+
 /* Matrices of a layer that share one input, in the order of the computation. */
 typedef enum { QC_STAGE_QKV, QC_STAGE_O, QC_STAGE_GATE_UP, QC_STAGE_DOWN, QC_N_STAGES } qc_stage;
 

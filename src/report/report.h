@@ -67,6 +67,10 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded);
 /* An evaluation alone (what qeval --json prints). NULL when out of memory. */
 cJSON *qc_report_evaluation(const qc_evaluation *e);
 
+/* A label task as json (NULL when out of memory) and as some indented lines for people (docs/tasks.md). */
+cJSON *qc_report_labels(const qc_label_result *r);
+int qc_report_labels_text(const qc_label_result *r, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;
+
 /* What qeval prints below an evaluation for people (render.h): intervals, distributions, flips; nothing
  * without a reference. */
 int qc_report_evaluation_details(const qc_evaluation *e, qc_buf *ret, qc_err *err) QC_WARN_UNUSED;

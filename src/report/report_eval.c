@@ -96,6 +96,21 @@ static void add_pair(cJSON *out, const qc_evaluation *e)
     add_number(out, "flips_won", e->flips_won);
 }
 
+static void add_noise(cJSON *out, const qc_noise_floor *n)
+{
+    cJSON *item = cJSON_AddObjectToObject(out, "noise_floor");
+    add_number(item, "windows", (double)n->windows);
+    add_number(item, "threads", n->threads);
+    add_number(item, "other_threads", n->other_threads);
+    add_number(item, "threads_kld_max", n->threads_kld_max);
+    add_text(item, "compute", n->compute);
+    add_text(item, "other_compute", n->other_compute);
+    add_number(item, "kld_mean", n->kld_mean);
+    add_number(item, "kld_p99", n->kld_p99);
+    add_number(item, "delta_nll", n->delta_nll);
+    add_number(item, "top1", n->top1);
+}
+
 static void add_decisions(cJSON *out, const qc_evaluation *e)
 {
     cJSON *list = e->n_decisions ? cJSON_AddArrayToObject(out, "decisions") : NULL;
@@ -142,6 +157,8 @@ cJSON *qc_report_eval_json(const qc_evaluation *e)
     if (!isnan(e->ppl_reference))
         add_pair(out, e);
     add_decisions(out, e);
+    if (e->noise.windows)
+        add_noise(out, &e->noise);
     add_windows(out, e);
     add_places(out, e);
     return out;
@@ -155,6 +172,13 @@ cJSON *qc_report_evaluation(const qc_evaluation *e)
 
 int qc_report_evaluation_details(const qc_evaluation *e, qc_buf *ret, qc_err *err)
 {
+    if (e->noise.windows)
+        QC_TRY(qc_buf_printf(
+            ret, err,
+            "  noise floor   %s against %s: KL divergence mean %.3g, p99 %.3g, delta NLL %+.3g; "
+            "%d against %d threads: at most %.3g (%lld windows)\n",
+            e->noise.other_compute, e->noise.compute, e->noise.kld_mean, e->noise.kld_p99, e->noise.delta_nll,
+            e->noise.other_threads, e->noise.threads, e->noise.threads_kld_max, (long long)e->noise.windows));
     if (isnan(e->ppl_reference))
         return QC_OK;
     QC_TRY(qc_buf_printf(ret, err,

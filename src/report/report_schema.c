@@ -146,6 +146,19 @@ static const field decision_fields[] = {
     {"outcome", TEXT, ALWAYS, NULL, "pass, fail, undecided"},
     {0}};
 
+static const field noise_fields[] = {
+    {"windows", COUNT, ALWAYS, NULL, "that the reference was measured against itself on"},
+    {"threads", COUNT, ALWAYS, NULL, "of the run"},
+    {"other_threads", COUNT, ALWAYS, NULL, "of the other side"},
+    {"threads_kld_max", NUMBER, NULLABLE, NULL, "largest KL divergence between the two; 0: the same bits"},
+    {"compute", TEXT, ALWAYS, NULL, "arithmetic of the run"},
+    {"other_compute", TEXT, ALWAYS, NULL, "of the other side, for the figures below"},
+    {"kld_mean", NUMBER, NULLABLE, NULL, "mean KL divergence, nats"},
+    {"kld_p99", NUMBER, NULLABLE, NULL, "99th percentile"},
+    {"delta_nll", NUMBER, NULLABLE, NULL, "mean difference of the NLL"},
+    {"top1", NUMBER, NULLABLE, NULL, "share of positions with the same top token"},
+    {0}};
+
 static const field evaluation_fields[] = {
     {"protocol", TEXT, NULLABLE, NULL, "how windows are cut and scored"},
     {"text", TEXT, NULLABLE, NULL, "what was scored"},
@@ -189,6 +202,7 @@ static const field evaluation_fields[] = {
      "share of positions where one of the two alone has the true token on top"},
     {"flips_lost", NUMBER, OR_NULL, NULL, "the reference alone"},
     {"flips_won", NUMBER, OR_NULL, NULL, "the model alone"},
+    {"noise_floor", OBJECT, SOME, noise_fields, "the reference against itself under other arithmetic"},
     {"decisions", LIST, SOME, decision_fields, "of gates, where windows were scored until they were decided"},
     {"per_place", LIST, SOME, place_fields, "means over ranges of places in a window"},
     {"kld_histogram", OBJECT, SOME, histogram_fields, "of all positions"},

@@ -218,3 +218,16 @@ void qc_evaluation_clear(qc_evaluation *eval)
     qc_free(eval->decisions);
     qc_evaluation_init(eval);
 }
+
+void qc_label_result_clear(qc_label_result *result)
+{
+    if (!result)
+        return;
+    qc_free(result->task);
+    qc_free(result->data);
+    qc_free(result->rows);
+    qc_free(result->labels);
+    qc_free(result->answers);
+    qc_free(result->answers_reference);
+    *result = (qc_label_result){0};
+}

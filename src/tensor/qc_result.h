@@ -187,6 +187,15 @@ typedef struct qc_decision {
     const char *outcome; /* "pass", "fail", "undecided" */
 } qc_decision;
 
+/* The reference against itself under other arithmetic: differences of this size mean nothing. */
+typedef struct qc_noise_floor {
+    int64_t windows; /* 0: not measured */
+    int threads, other_threads;
+    double threads_kld_max; /* the same arithmetic, other_threads in place of threads; 0: the same bits */
+    const char *compute, *other_compute;       /* "f32", "bf16"; static */
+    double kld_mean, kld_p99, delta_nll, top1; /* other_compute against compute */
+} qc_noise_floor;
+
 /* Names as in the report (nats, fractions). Without a reference ppl_reference .. top1 are NaN. */
 typedef struct qc_evaluation {
     char *protocol;  /* "gptq", "llama", "full"; owned */
@@ -223,6 +232,7 @@ typedef struct qc_evaluation {
     int64_t n_places;
     qc_decision *decisions; /* [n_decisions], owned; NULL unless decided window by window */
     int n_decisions;
+    qc_noise_floor noise;
     int64_t kld_counts[QC_N_KLD_BINS]; /* positions per bin; all 0 without a reference */
 } qc_evaluation;
 
@@ -231,6 +241,42 @@ void qc_evaluation_init(qc_evaluation *eval);
 
 /* Release what it owns and init again. NULL is fine. */
 void qc_evaluation_clear(qc_evaluation *eval);
+
+/* ---- label tasks ---- */
+
+/* Accuracy of one model by one rule. Fractions; NaN where there is no such rule. */
+typedef struct qc_label_score {
+    double accuracy, accuracy_se;
+    double
+        macro_f1; /* mean over classes of the harmonic mean of precision and recall; NaN if choices differ */
+} qc_label_score;
+
+/* The model against the reference on the same items. */
+typedef struct qc_label_pair {
+    int64_t lost, won;       /* items that the reference alone / the model alone gets right */
+    int64_t changed;         /* items with another answer */
+    double delta, low, high; /* accuracy - the reference's, and its 95 % interval (Agresti & Min 2005) */
+    double mcnemar_p; /* exact, two-sided: chance of such a difference of lost and won if both are equally
+                         likely */
+} qc_label_pair;
+
+typedef struct qc_label_result {
+    char *task; /* owned */
+    char *data; /* name of the data file; owned, may be NULL */
+    char data_sha256[65];
+    int64_t n_items, n_rows; /* scored; of the file */
+    int64_t tokens;          /* computed, per model */
+    bool has_reference, has_calibrated;
+    qc_label_score model, reference;
+    qc_label_score model_calibrated, reference_calibrated; /* contextual calibration */
+    qc_label_pair pair, pair_calibrated;
+    int64_t *rows;                        /* [n_items] row of the data file; owned, like the next three */
+    int32_t *labels;                      /* [n_items] right choice */
+    int32_t *answers, *answers_reference; /* [n_items] uncalibrated; the latter NULL without reference */
+} qc_label_result;
+
+/* Release what it owns. NULL is fine. */
+void qc_label_result_clear(qc_label_result *result);
 
 /* ---- calibration ---- */
 
