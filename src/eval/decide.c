@@ -96,7 +96,7 @@ void qc_decide_boundaries(const double *shares, int n, double alpha, double *ret
         double all = alpha * log(1 + (exp(1) - 1) * shares[k]), p = all - spent;
         double v = k ? shares[k] - shares[k - 1] : shares[0], root = sqrt(shares[k]);
         double lo = -9 * root, hi = 9 * root;
-        for (int i = 0; i < 80 && k; i++) {
+        for (int i = 0; i < 50 && k; i++) {
             double mid = 0.5 * (lo + hi);
             if (crossing(from, mid, v) > p)
                 lo = mid;

@@ -8,6 +8,7 @@
  * right anywhere counts 0 in macro F1. */
 qc_label_score qc_label_score_of(const int32_t *answers, const int32_t *labels, int64_t n, int n_classes);
 
+/* The model against the reference on the same items. */
 qc_label_pair qc_label_pair_of(const int32_t *answers, const int32_t *reference, const int32_t *labels,
                                int64_t n);
 

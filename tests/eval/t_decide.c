@@ -17,7 +17,7 @@ static void must(int rc)
  * DeMets 1983), none of it depends on the recursion that is tested. */
 START_TEST(boundaries)
 {
-    enum { PATHS = 400000, LOOKS = 5 };
+    enum { PATHS = 200000, LOOKS = 5 };
     static const double shares[LOOKS] = {0.2, 0.4, 0.6, 0.8, 1};
     double one, b[LOOKS];
     int crossed[LOOKS] = {0};
@@ -105,7 +105,7 @@ static tally run(const char *gate, double limit, double mean, int trials, uint64
  * side to the other); far from it the least number of windows decides. */
 START_TEST(error_rates)
 {
-    enum { TRIALS = 300 };
+    enum { TRIALS = 200 };
     tally t = run("delta_nll", 0.05, 0.05, 4 * TRIALS, 1);
     ck_assert(t.pass < 0.07 * 4 * TRIALS && t.fail < 0.07 * 4 * TRIALS);
     ck_assert(t.pass > 0.03 * 4 * TRIALS && t.fail > 0.03 * 4 * TRIALS);
