@@ -222,14 +222,14 @@ static int read_document(reader *r, bool any_kind, qc_node **ret, qc_err *err)
     QC_TRY(next_event(r, err)); /* stream start */
     QC_TRY(next_event(r, err));
     if (r->event.type == YAML_STREAM_END_EVENT)
-        return qc_fail(err, QC_E_INPUT, "%s: empty recipe, a mapping such as 'model: FOLDER' expected",
+        return qc_fail(err, QC_E_INPUT, "%s: empty file, a mapping of keys to values (KEY: VALUE) expected",
                        r->name);
     QC_TRY(next_event(r, err));
     qc_node *node = NULL;
     QC_TRY(read_node(r, 0, &node, err));
     int rc = QC_OK;
     if (!any_kind && node->kind != QC_NODE_MAP)
-        rc = qc_node_fail(node->at, err, "a mapping such as 'model: FOLDER' expected");
+        rc = qc_node_fail(node->at, err, "a mapping of keys to values (KEY: VALUE) expected");
     if (rc == QC_OK)
         rc = next_event(r, err); /* document end */
     if (rc == QC_OK)

@@ -260,10 +260,10 @@ END_TEST
 START_TEST(wrong_yaml)
 {
     static const bad_case cases[] = {
-        {"", "r.yaml: empty recipe"},
-        {"# only a comment\n", "r.yaml: empty recipe"},
-        {"- a\n- b\n", "r.yaml:1:1: a mapping such as"},
-        {"just words\n", "r.yaml:1:1: a mapping such as"},
+        {"", "r.yaml: empty file"},
+        {"# only a comment\n", "r.yaml: empty file"},
+        {"- a\n- b\n", "r.yaml:1:1: a mapping of keys"},
+        {"just words\n", "r.yaml:1:1: a mapping of keys"},
         {"model: m\n---\nmodel: n\n", "r.yaml:2:1: a second document"},
         {"run:\n\tthreads: 1\n", "r.yaml:2:1: found character that cannot start any token"},
         {"run: {threads: 1\n", "r.yaml:2:1: did not find expected ',' or '}'"},
@@ -347,7 +347,7 @@ START_TEST(hostile_sizes)
         {"", "k", 1000000, ": 1\n", "r.yaml:"},
         {"model: ", "x", 1000000, "", NULL},
         {"run: {threads: ", "9", 900000, "}", "r.yaml:1:16: run.threads: '999999"},
-        {"\n", "\n", 900000, "", "r.yaml: empty recipe"},
+        {"\n", "\n", 900000, "", "r.yaml: empty file"},
     };
     for (int i = 0; i < N(cases); i++) {
         char *text = repeat(cases[i].head, cases[i].part, cases[i].n, cases[i].tail);
