@@ -152,7 +152,7 @@ static int make_units(qc_assignment *a, const qc_model *model, const qc_policy *
     join_unit(&table, model, policy, plan, qc_model_tensor(model, 0, QC_SLOT_EMBEDDING));
     QC_TRY(end_unit(a, &table, model, policy, err));
     for (int layer = 0; layer < model->config.n_layers; layer++)
-        for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
             qc_unit unit = {.layer = layer, .stage = (qc_stage)stage};
             for (const qc_slot *s = qc_stage_slots(model->config.family, (qc_stage)stage); *s != QC_N_SLOTS;
                  s++)
@@ -179,7 +179,7 @@ int qc_assignment_make(const qc_model *model, const qc_policy *policy, const qc_
                        qc_assignment *ret, qc_err *err)
 {
     qc_assignment a = {0};
-    size_t most = (size_t)model->config.n_layers * QC_N_STAGES + 2;
+    size_t most = (size_t)model->config.n_layers * QC_N_DENSE_STAGES + 2;
     a.units = qc_calloc(most, sizeof *a.units);
     if (!a.units)
         return qc_fail_nomem(err, "units", most * sizeof *a.units);

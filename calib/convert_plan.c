@@ -193,7 +193,7 @@ static int plan_item(const qc_convert_plan *plan, const qc_model *model, const q
         item->rule = "computed buffer";
     } else {
         item->action = QC_ACTION_COPIED;
-        item->rule = role == QC_ROLE_NORM ? "norm" : "bias";
+        item->rule = role == QC_ROLE_NORM ? "norm" : role == QC_ROLE_ROUTER ? "router" : "bias";
     }
     if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
         return QC_OK;
@@ -217,16 +217,17 @@ static int plan_acts_of_stage(const qc_model *model, const qc_policy *policy, in
                               qc_convert_plan *plan, qc_event_list *events, qc_err *err)
 {
     const qc_slot *slots = qc_stage_slots(model->config.family, stage);
-    int64_t width = qc_stage_width(&model->config, stage);
-    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++) {
-        int64_t tensor = qc_model_tensor(model, layer, *s);
+    int64_t width = qc_stage_width(&model->config, stage), n = qc_stage_experts(&model->config, stage);
+    for (int64_t k = 0; slots[k / n] != QC_N_SLOTS; k++) {
+        int64_t tensor = qc_model_expert_tensor(model, layer, slots[k / n], k % n);
         if (qc_convert_plan_item(plan, tensor)->action != QC_ACTION_QUANTIZED)
             return qc_event_add(events, QC_EVENT_NOTE, "activations",
                                 model->src->info(model->src, tensor)->name, 1, err,
                                 "left in 16 bit, and so are the activations that it reads");
     }
-    for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++) {
-        qc_convert_item *item = qc_convert_plan_item(plan, qc_model_tensor(model, layer, *s));
+    for (int64_t k = 0; slots[k / n] != QC_N_SLOTS; k++) {
+        qc_convert_item *item =
+            qc_convert_plan_item(plan, qc_model_expert_tensor(model, layer, slots[k / n], k % n));
         item->act_bits = policy->act_bits;
         item->act_group = policy->act_group < width ? policy->act_group : 0;
     }
@@ -238,7 +239,8 @@ static int plan_acts(const qc_model *model, const qc_policy *policy, qc_convert_
 {
     for (int layer = 0; policy && layer < (int)model->config.n_layers && policy->act_bits; layer++)
         for (int stage = 0; stage < QC_N_STAGES; stage++)
-            QC_TRY(plan_acts_of_stage(model, policy, layer, (qc_stage)stage, plan, events, err));
+            if (qc_stage_present(&model->config, layer, (qc_stage)stage))
+                QC_TRY(plan_acts_of_stage(model, policy, layer, (qc_stage)stage, plan, events, err));
     return QC_OK;
 }
 

@@ -18,7 +18,7 @@ typedef struct producer {
     qc_slot vector; /* gain or bias */
 } producer;
 
-static const producer producers[QC_N_STAGES] = {
+static const producer producers[QC_N_DENSE_STAGES] = {
     [QC_STAGE_QKV] = {QC_N_SLOTS, QC_SLOT_ATTN_NORM},
     [QC_STAGE_O] = {QC_SLOT_V, QC_SLOT_V_BIAS},
     [QC_STAGE_GATE_UP] = {QC_N_SLOTS, QC_SLOT_MLP_NORM},
@@ -64,7 +64,7 @@ static const char *obstacle(const qc_fold_layer_job *job, qc_stage stage)
     int64_t row0;
     if (!job->sites[stage])
         return "not asked for";
-    if (p.matrix == QC_N_SLOTS && !qc_slot_present(c, p.vector))
+    if (p.matrix == QC_N_SLOTS && !qc_slot_present(c, job->index, p.vector))
         return "no norm stands before the matrices that read them";
     for (const qc_slot *s = qc_stage_slots(job->model->config.family, stage); *s != QC_N_SLOTS; s++)
         if (item_of(job, *s)->action != QC_ACTION_QUANTIZED)
@@ -72,7 +72,7 @@ static const char *obstacle(const qc_fold_layer_job *job, qc_stage stage)
     if (p.matrix != QC_N_SLOTS &&
         item_of(job, qc_slot_stored(c, p.matrix, &row0))->action != QC_ACTION_QUANTIZED)
         return "the matrix that produces the inputs stays 16 bit";
-    if (!qc_slot_present(c, p.vector))
+    if (!qc_slot_present(c, job->index, p.vector))
         return NULL;
     qc_dtype dtype = dtype_of(job, p.vector);
     if (dtype != QC_DT_F32 && dtype != QC_DT_F16 && dtype != QC_DT_BF16)
@@ -242,7 +242,7 @@ static int site_alloc(site_job *s, qc_err *err)
     bool ok = s->sum_abs && s->max_abs && s->sample && s->scales;
     if (shared)
         ok = (s->scale_of = qc_alloc(width, sizeof *s->scale_of)) && ok;
-    if (qc_slot_present(c, p.vector)) {
+    if (qc_slot_present(c, job->index, p.vector)) {
         ok = (s->gain = qc_alloc(n_scales, sizeof(float))) && ok;
         ok = (s->new_gain = qc_alloc(n_scales, sizeof(float))) && ok;
     }
@@ -287,9 +287,9 @@ static int run_site(const qc_fold_layer_job *job, qc_stage stage, qc_layer_fold 
 int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_err *err)
 {
     *ret = (qc_layer_fold){.n_owned = 0};
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         qc_layer_set_acts(job->layer, (qc_stage)stage, 0, 0);
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         QC_TRY(run_site(job, (qc_stage)stage, ret, err));
     return QC_OK;
 }
@@ -342,7 +342,7 @@ int qc_layer_fold_apply(const qc_layer_fold *fold, const qc_model *model, int in
             continue;
         folded_matrix m = {
             {model->src, tensor}, fold, (qc_slot)slot, qc_tensor_cols(model->src->info(model->src, tensor))};
-        QC_TRY(qc_layer_set_matrix(layer, (qc_slot)slot, fetch_folded, &m, err));
+        QC_TRY(qc_layer_set_matrix(layer, (qc_slot)slot, 0, fetch_folded, &m, err));
     }
     return QC_OK;
 }

@@ -17,12 +17,12 @@ typedef struct qc_fold_record {
 /* Factors by row and column of the matrices, and what takes the place of norms and biases: a matrix's values
  * are its source's times out[row] times in[column]. */
 typedef struct qc_layer_fold {
-    float *in[QC_N_SLOTS];         /* NULL: 1. Matrices of a stage share them */
-    float *out[QC_N_SLOTS];        /* NULL: 1 */
-    float *vectors[QC_N_SLOTS];    /* NULL: as in the source */
-    float *owned[2 * QC_N_STAGES]; /* what in and out point to */
+    float *in[QC_N_SLOTS];               /* NULL: 1. Matrices of a stage share them */
+    float *out[QC_N_SLOTS];              /* NULL: 1 */
+    float *vectors[QC_N_SLOTS];          /* NULL: as in the source */
+    float *owned[2 * QC_N_DENSE_STAGES]; /* what in and out point to */
     int n_owned;
-    qc_fold_record records[QC_N_STAGES]; /* by the stage that reads the scaled inputs */
+    qc_fold_record records[QC_N_DENSE_STAGES]; /* by the stage that reads the scaled inputs */
 } qc_layer_fold;
 
 typedef struct qc_fold_layer_job {
@@ -30,7 +30,7 @@ typedef struct qc_fold_layer_job {
     const qc_model *model;
     qc_backend *be;
     const qc_fold_options *options;
-    bool sites[QC_N_STAGES]; /* to be scaled */
+    bool sites[QC_N_DENSE_STAGES]; /* to be scaled */
     int index;
     qc_layer *layer; /* with the weights of the source; its activations are not quantized in here */
     qc_workspace *ws;

@@ -11,7 +11,7 @@
 struct qc_given_stats {
     qc_stats_file *file; /* this */
     qc_imatrix *imatrix; /* or this */
-    int64_t widths[QC_N_STAGES];
+    int64_t widths[QC_N_DENSE_STAGES];
 };
 
 /* What a file is, by its first bytes; one that can not be read is left to the reader of statistics. */
@@ -30,7 +30,7 @@ int qc_given_stats_open(const char *path, const qc_model *model, qc_given_stats 
     qc_given_stats *g = qc_calloc(1, sizeof *g);
     if (!g)
         return qc_fail_nomem(err, path, sizeof *g);
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         g->widths[s] = qc_stage_width(&model->config, (qc_stage)s);
     int rc = QC_OK;
     if (is_gguf(path))
@@ -114,8 +114,8 @@ int qc_given_stats_load(const qc_given_stats *given, qc_backend *be, int layer, 
 uint64_t qc_given_stats_bytes(const qc_given_stats *given)
 {
     uint64_t most = 0;
-    for (int64_t k = 0; k < (given->file ? given->file->info.n_layers : 1) * QC_N_STAGES; k++) {
-        uint64_t n = (uint64_t)given->widths[k % QC_N_STAGES];
+    for (int64_t k = 0; k < (given->file ? given->file->info.n_layers : 1) * QC_N_DENSE_STAGES; k++) {
+        uint64_t n = (uint64_t)given->widths[k % QC_N_DENSE_STAGES];
         /* a record as it is stored, put in order, and its parts; or the last part and H */
         uint64_t bytes = given->file ? 3 * given->file->records[k].raw_bytes : 6 * n * n;
         most = bytes > most ? bytes : most;

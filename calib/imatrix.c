@@ -59,12 +59,12 @@ static int gather(const qc_stats_file *file, qc_backend *be, entries *e, qc_err 
                        file->info.family);
     e->cap = n_layers * QC_N_SLOTS;
     e->list = qc_calloc((size_t)e->cap, sizeof *e->list);
-    e->sums = qc_calloc((size_t)(n_layers * QC_N_STAGES), sizeof *e->sums);
+    e->sums = qc_calloc((size_t)(n_layers * QC_N_DENSE_STAGES), sizeof *e->sums);
     if (!e->list || !e->sums)
         return qc_fail_nomem(err, "importance matrix", (unsigned long long)e->cap * sizeof *e->list);
-    for (int64_t k = 0; k < n_layers * QC_N_STAGES; k++) {
-        qc_stage stage = (qc_stage)(k % QC_N_STAGES);
-        int layer = (int)(k / QC_N_STAGES);
+    for (int64_t k = 0; k < n_layers * QC_N_DENSE_STAGES; k++) {
+        qc_stage stage = (qc_stage)(k % QC_N_DENSE_STAGES);
+        int layer = (int)(k / QC_N_DENSE_STAGES);
         int64_t n = file->info.widths[stage], tokens;
         float *sums = e->sums[e->n_sums++] = qc_alloc((size_t)n, sizeof *sums);
         if (!sums)
@@ -223,7 +223,7 @@ static int read_all(const qc_gguf_file *g, const qc_model *model, qc_imatrix *im
     int64_t n_found = 0;
     QC_TRY(check_kind(g, err));
     for (int layer = 0; layer < (int)im->n_layers; layer++)
-        for (int s = 0; s < QC_N_STAGES; s++)
+        for (int s = 0; s < QC_N_DENSE_STAGES; s++)
             for (const qc_slot *slot = qc_stage_slots(model->config.family, (qc_stage)s); *slot != QC_N_SLOTS;
                  slot++) {
                 int at = layer * QC_N_SLOTS + (int)*slot;

@@ -383,7 +383,7 @@ static int quantize_matrix(layer_job *j, qc_slot slot, qc_gptq_input *input, con
         double pack = qc_now_seconds();
         rc = qc_journal_put_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, &m.rows, err);
         if (rc == QC_OK && !p->options->original_inputs)
-            rc = qc_layer_set_matrix(j->layer, slot, fetch_decoded, &m, err);
+            rc = qc_layer_set_matrix(j->layer, slot, 0, fetch_decoded, &m, err);
         j->record.times.pack += qc_now_seconds() - pack;
     }
     matrix_job_clear(&m);
@@ -548,7 +548,7 @@ static int load_layers(layer_job *j, qc_err *err)
 /* The layer's inputs are rounded while running, as planned. */
 static void set_acts(layer_job *j)
 {
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         const qc_convert_item *item =
             planned(j->p, qc_model_tensor(j->p->model, j->index, slots_of(j->p, (qc_stage)stage)[0]));
         qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
@@ -626,7 +626,7 @@ static int fold_layer(layer_job *j, qc_err *err)
     if (x)
         p->be->free(p->be, x);
     QC_TRY(rc);
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         j->record.times.fold += j->fold.records[stage].seconds;
         QC_TRY(note_fold(j, (qc_stage)stage, err));
     }
@@ -648,7 +648,7 @@ static int quantize_layer(layer_job *j, qc_err *err)
     QC_TRY(load_layers(j, err));
     QC_TRY(fold_layer(j, err));
     set_acts(j);
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         QC_TRY(run_stage(j, (qc_stage)stage, err));
     QC_TRY(check_stream(j->p, &j->p->x, j->index, err));
     return finish_record(j, err);
@@ -660,7 +660,7 @@ static int quantize_given_layer(layer_job *j, qc_err *err)
     if (j->index < qc_journal_n_layers(j->p->journal))
         return QC_OK;
     QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         QC_TRY(run_given_stage(j, (qc_stage)stage, err));
         QC_TRY(advance(j->p, (double)qc_stage_width(&j->p->model->config, (qc_stage)stage), err));
     }
@@ -680,7 +680,7 @@ static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
         rc = qc_journal_read_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, 0, m.n_rows,
                                    &m.rows, err);
     if (rc == QC_OK)
-        rc = qc_layer_set_matrix(j->layer, slot, fetch_decoded, &m, err);
+        rc = qc_layer_set_matrix(j->layer, slot, 0, fetch_decoded, &m, err);
     matrix_job_clear(&m);
     return rc;
 }
@@ -726,7 +726,7 @@ static int replay_layer(layer_job *j, qc_err *err)
     set_acts(j);
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
         QC_TRY(set_vector_from_journal(j, (qc_slot)slot, err));
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         for (const qc_slot *s = slots_of(p, (qc_stage)stage); *s != QC_N_SLOTS; s++)
             QC_TRY(set_from_journal(j, *s, err));
     QC_TRY(forward_all(j, j->layer, &p->x, p->buffer_x, err));
@@ -788,7 +788,7 @@ static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
 static void count_work(pipeline *p, int64_t tokens)
 {
     const qc_model_config *c = &p->model->config;
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens * (double)c->n_layers;
 }
 

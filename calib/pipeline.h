@@ -17,10 +17,10 @@ typedef struct qc_pipeline_options {
     bool gptq; /* else RTN with statistics as column weights */
     qc_gptq_options gptq_options;
     qc_fold_options fold; /* channel scaling before a layer is rounded (its gptq is set by the pipeline) */
-    bool fold_sites[QC_N_STAGES]; /* inputs that are scaled, by the stage that reads them */
-    const qc_given_stats *given;  /* statistics instead of a corpus; then original_inputs is set, correct 0 */
-    bool original_inputs;         /* statistics of the 16-bit stream instead of the quantized one */
-    double shrink;                /* of correlations, 0 .. 1: qc_gptq_shrink */
+    bool fold_sites[QC_N_DENSE_STAGES]; /* inputs that are scaled, by the stage that reads them */
+    const qc_given_stats *given; /* statistics instead of a corpus; then original_inputs is set, correct 0 */
+    bool original_inputs;        /* statistics of the 16-bit stream instead of the quantized one */
+    double shrink;               /* of correlations, 0 .. 1: qc_gptq_shrink */
     double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
     uint64_t memory_bytes; /* cap for the whole process, 0 = none: streams spill to scratch */
     const char *scratch_folder;

@@ -48,7 +48,7 @@ static int64_t n_tokens(const flow *f)
 static int64_t widest(const qc_model_config *c)
 {
     int64_t w = c->hidden;
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         w = qc_max_i64(w, qc_stage_width(c, (qc_stage)stage));
     return w;
 }
@@ -254,7 +254,7 @@ static int put_rounded(probe *p, qc_layer *layer, const qc_unit *unit, int i, qc
         rc = round_matrix(p, &r, &spec, p->column_weight, &error, err);
     if (rc == QC_OK) {
         decode(&r, &spec);
-        rc = qc_layer_set_matrix(layer, slot, fetch_rounded, &r, err);
+        rc = qc_layer_set_matrix(layer, slot, 0, fetch_rounded, &r, err);
     }
     rounded_free(&r);
     return rc < 0 ? qc_err_prefix(err, "%s: tensor %s", src->path, info->name) : QC_OK;
@@ -289,7 +289,7 @@ static int restore_unit(probe *p, qc_layer *layer, const qc_unit *unit, qc_err *
 {
     for (int i = 0; i < unit->n_tensors; i++) {
         original o = {p->model->src, unit->tensors[i]};
-        QC_TRY(qc_layer_set_matrix(layer, slot_of(p, unit, i), fetch_original, &o, err));
+        QC_TRY(qc_layer_set_matrix(layer, slot_of(p, unit, i), 0, fetch_original, &o, err));
     }
     return QC_OK;
 }
@@ -320,7 +320,7 @@ static int run_layer(probe *p, int index, qc_err *err)
     for (int u = 0; u < p->assignment->n_units && rc == QC_OK; u++)
         if (p->branches[u].text)
             rc = forward(p, layer, &p->branches[u], &p->branches[u], err);
-    for (int stage = 0; stage < QC_N_STAGES && rc == QC_OK; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES && rc == QC_OK; stage++)
         rc = run_stage(p, layer, index, (qc_stage)stage, err);
     if (rc == QC_OK)
         rc = forward(p, layer, &p->base, &p->base, err);
@@ -409,7 +409,7 @@ static double head_work(const probe *p)
 {
     const qc_model_config *c = &p->model->config;
     double layer = 0;
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         layer += (double)qc_stage_width(c, (qc_stage)stage) * (double)c->hidden;
     return (double)p->assignment->n_units * (double)n_tokens(&p->base) * (double)c->hidden / (1.5 * layer);
 }

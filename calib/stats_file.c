@@ -46,7 +46,7 @@ int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char
                           .corpus_windows = corpus->n_windows,
                           .length = corpus->length,
                           .n_windows = corpus->n_windows};
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         info.widths[s] = qc_stage_width(&model->config, (qc_stage)s);
     snprintf(info.family, sizeof info.family, "%s", model->config.family->model_type);
     qc_one_line(info.text, sizeof info.text, qc_path_base(path));
@@ -74,7 +74,7 @@ static cJSON *info_json(const qc_stats_info *info)
     cJSON_AddStringToObject(model, "sha256", info->model_sha256);
     cJSON_AddNumberToObject(model, "layers", (double)info->n_layers);
     widths = cJSON_AddObjectToObject(model, "widths");
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)info->widths[s]);
     cJSON_AddStringToObject(corpus, "text", info->text);
     cJSON_AddStringToObject(corpus, "ids_sha256", info->ids_sha256);
@@ -114,7 +114,7 @@ static bool read_info(const cJSON *doc, qc_stats_info *info)
 {
     const cJSON *model = qc_json_get(doc, "model"), *corpus = qc_json_get(doc, "corpus"),
                 *shard = qc_json_get(doc, "shard"), *widths = qc_json_get(model, "widths");
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         if (!get_int(widths, qc_stage_name((qc_stage)s), 1, 1 << 20, &info->widths[s]))
             return false;
     return get_text(model, "family", info->family, sizeof info->family) &&
@@ -168,10 +168,10 @@ static int read_head(qc_stats_file *f, uint64_t *ret_records, qc_err *err)
     return QC_OK;
 }
 
-/* Record k is that of layer k / QC_N_STAGES and stage k % QC_N_STAGES. */
+/* Record k is that of layer k / QC_N_DENSE_STAGES and stage k % QC_N_DENSE_STAGES. */
 static int read_records(qc_stats_file *f, uint64_t at, qc_err *err)
 {
-    int64_t n = f->info.n_layers * QC_N_STAGES;
+    int64_t n = f->info.n_layers * QC_N_DENSE_STAGES;
     f->records = qc_calloc((size_t)n, sizeof *f->records);
     if (!f->records)
         return qc_fail_nomem(err, f->path, (unsigned long long)n * sizeof *f->records);
@@ -180,15 +180,15 @@ static int read_records(qc_stats_file *f, uint64_t at, qc_err *err)
         if (f->map.n_bytes - at < QC_STATS_RECORD_HEAD)
             return damaged(f->path, "it is cut", err);
         const uint8_t *d = f->map.data + at;
-        int64_t width = f->info.widths[k % QC_N_STAGES], fixed = QC_STATS_FIXED + 4 * width;
+        int64_t width = f->info.widths[k % QC_N_DENSE_STAGES], fixed = QC_STATS_FIXED + 4 * width;
         *r = (qc_stats_record){.offset = at + QC_STATS_RECORD_HEAD,
                                .raw_bytes = qc_get_le(d + 8, 8),
                                .zip_bytes = qc_get_le(d + 16, 8),
                                .crc = (uint32_t)qc_get_le(d + 24, 4)};
         if (qc_get_le(d + 28, 4) != crc(d, 28))
             return damaged(f->path, "checksum of a record's head", err);
-        if (qc_get_le(d, 4) != (uint64_t)(k / QC_N_STAGES) ||
-            qc_get_le(d + 4, 4) != (uint64_t)(k % QC_N_STAGES))
+        if (qc_get_le(d, 4) != (uint64_t)(k / QC_N_DENSE_STAGES) ||
+            qc_get_le(d + 4, 4) != (uint64_t)(k % QC_N_DENSE_STAGES))
             return damaged(f->path, "records are not in order", err);
         uint64_t part = (uint64_t)qc_stats_part_bytes(width), parts = (r->raw_bytes - (uint64_t)fixed) / part;
         if (r->raw_bytes < (uint64_t)fixed || parts < 1 || parts > QC_STATS_MAX_PARTS ||
@@ -243,7 +243,7 @@ int qc_stats_check_model(const qc_stats_file *file, const qc_model *model, const
     if (i->n_layers != model->config.n_layers)
         return qc_fail(err, QC_E_INPUT, "%s: statistics of %lld layers, the model %s has %lld", file->path,
                        (long long)i->n_layers, model->src->path, (long long)model->config.n_layers);
-    for (int s = 0; s < QC_N_STAGES; s++) {
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         int64_t width = qc_stage_width(&model->config, (qc_stage)s);
         if (i->widths[s] != width)
             return qc_fail(err, QC_E_INPUT, "%s: inputs of %s are %lld wide, in the model %s %lld",
@@ -350,7 +350,7 @@ int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hes
 {
     qc_err local;
     err = err ? err : &local;
-    const qc_stats_record *r = &file->records[layer * QC_N_STAGES + (int)stage];
+    const qc_stats_record *r = &file->records[layer * QC_N_DENSE_STAGES + (int)stage];
     if (hs->n != file->info.widths[stage])
         return qc_fail(err, QC_E_INPUT, "%s: inputs of %s are %lld wide, %lld were expected", file->path,
                        qc_stage_name(stage), (long long)file->info.widths[stage], (long long)hs->n);
@@ -474,8 +474,8 @@ static int write_record(qc_stats_writer *w, const uint8_t *zip, size_t zip_bytes
                         qc_err *err)
 {
     uint8_t head[QC_STATS_RECORD_HEAD];
-    qc_put_le(head, (uint64_t)(w->next / QC_N_STAGES), 4);
-    qc_put_le(head + 4, (uint64_t)(w->next % QC_N_STAGES), 4);
+    qc_put_le(head, (uint64_t)(w->next / QC_N_DENSE_STAGES), 4);
+    qc_put_le(head + 4, (uint64_t)(w->next % QC_N_DENSE_STAGES), 4);
     qc_put_le(head + 8, raw_bytes, 8);
     qc_put_le(head + 16, zip_bytes, 8);
     qc_put_le(head + 24, crc(zip, zip_bytes), 4);
@@ -488,7 +488,7 @@ static int write_record(qc_stats_writer *w, const uint8_t *zip, size_t zip_bytes
 
 int qc_stats_put(qc_stats_writer *writer, qc_hessian *hs, qc_err *err)
 {
-    assert(hs->n == writer->info.widths[writer->next % QC_N_STAGES]);
+    assert(hs->n == writer->info.widths[writer->next % QC_N_DENSE_STAGES]);
     QC_TRY(qc_hessian_close(hs, err));
     size_t n = QC_STATS_FIXED + 4 * (size_t)hs->n + (size_t)hs->n_parts * (size_t)qc_stats_part_bytes(hs->n);
     uLongf n_zip = compressBound(n);

@@ -13,16 +13,16 @@
 
 /* What the statistics are of. Shards of one corpus differ in first_window and n_windows alone. */
 typedef struct qc_stats_info {
-    char model_sha256[65];           /* qc_stats_model_sha256 */
-    char family[64];                 /* model_type of the config */
-    int64_t n_layers;                /* decoder layers, 1 .. 4096 */
-    int64_t widths[QC_N_STAGES];     /* inputs of each stage's matrices */
-    char text[256];                  /* name of the corpus file, for people */
-    char ids_sha256[65];             /* of all windows of the corpus */
-    int64_t corpus_windows;          /* of the whole corpus */
-    int64_t length;                  /* tokens of a window */
-    int64_t first_window, n_windows; /* of this file: all, or those of a shard */
-    char compute[8];                 /* "f32" or "bf16" */
+    char model_sha256[65];             /* qc_stats_model_sha256 */
+    char family[64];                   /* model_type of the config */
+    int64_t n_layers;                  /* decoder layers, 1 .. 4096 */
+    int64_t widths[QC_N_DENSE_STAGES]; /* inputs of each stage's matrices */
+    char text[256];                    /* name of the corpus file, for people */
+    char ids_sha256[65];               /* of all windows of the corpus */
+    int64_t corpus_windows;            /* of the whole corpus */
+    int64_t length;                    /* tokens of a window */
+    int64_t first_window, n_windows;   /* of this file: all, or those of a shard */
+    char compute[8];                   /* "f32" or "bf16" */
 } qc_stats_info;
 
 /* Describe the whole corpus for a model (with qc_stats_model_sha256); path: of the corpus, its last component

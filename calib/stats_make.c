@@ -18,13 +18,13 @@ typedef struct pass {
     qc_workspace *ws;
     qc_stream x;
     float *host, *buffer_x, *buffer_u; /* one window each; host memory, backend memory */
-    qc_hessian hs[QC_N_STAGES];        /* of the layer in work */
+    qc_hessian hs[QC_N_DENSE_STAGES];  /* of the layer in work */
 } pass;
 
 static int64_t widest(const qc_stats_info *info)
 {
     int64_t n = 0;
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         n = qc_max_i64(n, info->widths[s]);
     return n;
 }
@@ -58,7 +58,7 @@ static int check_memory(const pass *p, bool *ret_spill, qc_err *err)
              least = qc_layer_bytes(c) + qc_workspace_bytes(c, length) +
                      (uint64_t)length * (uint64_t)(2 * c->hidden + widest(p->info)) * sizeof(float);
     uint64_t widest_record = 0;
-    for (int s = 0; s < QC_N_STAGES; s++) {
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         uint64_t n = qc_hessian_bytes(p->info->widths[s], n_tokens);
         least += n;
         widest_record = n > widest_record ? n : widest_record;
@@ -116,7 +116,7 @@ static int walk_window(pass *p, const qc_layer *layer, int64_t window, qc_err *e
     int64_t n = p->info->length;
     float *x;
     QC_TRY(borrow(p, window, &x, err));
-    for (int s = 0; s < QC_N_STAGES; s++) {
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         qc_stage stage = (qc_stage)s;
         QC_TRY(qc_layer_stage_input(layer, p->ws, stage, x, p->buffer_u, n, err));
         QC_TRY(qc_hessian_add(&p->hs[s], p->buffer_u, p->hs[s].n, n, err));
@@ -129,7 +129,7 @@ static int walk_window(pass *p, const qc_layer *layer, int64_t window, qc_err *e
 /* A NaN or infinity in any token ends up in the maximum of its column. */
 static int check_maxima(pass *p, int layer, qc_err *err)
 {
-    for (int s = 0; s < QC_N_STAGES; s++) {
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         int64_t n = p->hs[s].n, bad;
         float *maxima = qc_alloc((size_t)n, sizeof *maxima);
         if (!maxima)
@@ -151,7 +151,7 @@ static int check_maxima(pass *p, int layer, qc_err *err)
 static int walk_layer(pass *p, int layer, qc_stats_writer *writer, qc_err *err)
 {
     qc_layer *weights;
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         QC_TRY(qc_hessian_init(&p->hs[s], p->be, p->info->widths[s], qc_stats_first_block(p->info), err));
     QC_TRY(qc_layer_load(p->model, p->be, layer, &weights, err));
     int rc = QC_OK;
@@ -166,7 +166,7 @@ static int walk_layer(pass *p, int layer, qc_stats_writer *writer, qc_err *err)
     qc_layer_free(weights);
     if (rc == QC_OK)
         rc = check_maxima(p, layer, err);
-    for (int s = 0; s < QC_N_STAGES; s++) {
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         if (rc == QC_OK)
             rc = qc_stats_put(writer, &p->hs[s], err);
         qc_hessian_clear(&p->hs[s]);
@@ -201,7 +201,7 @@ int qc_stats_make(const qc_model *model, qc_backend *be, const qc_corpus *corpus
 {
     pass p = {.model = model, .be = be, .corpus = corpus, .options = options, .info = info, .x.fd = -1};
     int rc = run(&p, writer, err);
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         qc_hessian_clear(&p.hs[s]);
     be->free(be, p.buffer_x);
     be->free(be, p.buffer_u);

@@ -44,13 +44,13 @@ static int check_pair(const qc_stats_file *a, const qc_stats_file *b, qc_err *er
 static int merge_record(qc_stats_file *const *files, int n_files, int64_t record, qc_backend *be,
                         qc_stats_writer *w, qc_err *err)
 {
-    qc_stage stage = (qc_stage)(record % QC_N_STAGES);
+    qc_stage stage = (qc_stage)(record % QC_N_DENSE_STAGES);
     qc_hessian hs;
     QC_TRY(
         qc_hessian_init(&hs, be, files[0]->info.widths[stage], qc_stats_first_block(&files[0]->info), err));
     int rc = QC_OK;
     for (int i = 0; i < n_files && rc == QC_OK; i++)
-        rc = qc_stats_append(files[i], (int)(record / QC_N_STAGES), stage, &hs, err);
+        rc = qc_stats_append(files[i], (int)(record / QC_N_DENSE_STAGES), stage, &hs, err);
     if (rc == QC_OK)
         rc = qc_stats_put(w, &hs, err);
     qc_hessian_clear(&hs);
@@ -69,7 +69,7 @@ static int merge(qc_stats_file **files, int n_files, const char *path, bool forc
     qc_stats_writer *w;
     QC_TRY(qc_stats_create(path, force, &info, &w, err));
     int rc = QC_OK;
-    for (int64_t k = 0; k < info.n_layers * QC_N_STAGES && rc == QC_OK; k++)
+    for (int64_t k = 0; k < info.n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++)
         if ((rc = qc_check_interrupt(err)) == QC_OK)
             rc = merge_record(files, n_files, k, be, w, err);
     if (rc == QC_OK)

@@ -152,6 +152,11 @@ int qc_job_open_calibration(job *j, qc_err *err)
     }
     if (!any)
         return QC_OK;
+    if (j->model.config.n_experts)
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: calibration of layers with experts is not supported; expected "
+                       "quantize.method rtn without a calibration text",
+                       j->recipe->model);
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
     return r->calibration.statistics ? open_given(j, gptq, err) : load_corpus(j, err);
 }
@@ -189,7 +194,7 @@ static void fold_options(const qc_recipe_quantize *q, qc_pipeline_options *ret)
     ret->fold = qc_fold_defaults(awq ? QC_FOLD_AWQ : smooth ? QC_FOLD_SMOOTHQUANT : QC_FOLD_NONE);
     ret->fold.n_ratios = q->awq.ratios;
     ret->fold.alpha = q->smoothquant.alpha;
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
         ret->fold_sites[stage] =
             (awq || smooth) && (sites == QC_SITES_ALL || stage == QC_STAGE_QKV || stage == QC_STAGE_GATE_UP);
 }

@@ -195,7 +195,10 @@ static int make(const calib_job *j, qc_err *err)
     QC_TRY(qc_source_open(j->recipe.model, &src, err));
     int rc = qc_model_open(src, &model, err);
     if (rc == QC_OK) {
-        rc = make_with(j, &model, path, err);
+        rc = model.config.n_experts
+                 ? qc_fail(err, QC_E_UNSUPPORTED, "%s: statistics of layers with experts are not supported",
+                           j->recipe.model)
+                 : make_with(j, &model, path, err);
         qc_model_close(&model);
     }
     qc_source_close(src);
@@ -235,7 +238,7 @@ static int read_row(const calib_job *j, const qc_stats_file *file, int layer, qc
 static void print_head(const qc_stats_info *i, const char *path)
 {
     printf("%s\nmodel    %s, %lld layers, inputs", path, i->family, (long long)i->n_layers);
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         printf("%s %lld (%s)", s ? "," : "", (long long)i->widths[s], qc_stage_name((qc_stage)s));
     printf("\n         SHA-256 %s\n", i->model_sha256);
     printf("corpus   %s, %lld windows of %lld tokens\n         SHA-256 %s\n", i->text,
@@ -255,7 +258,7 @@ static cJSON *head_json(const qc_stats_info *i)
     cJSON_AddStringToObject(doc, "family", i->family);
     cJSON_AddNumberToObject(doc, "layers", (double)i->n_layers);
     widths = cJSON_AddObjectToObject(doc, "widths");
-    for (int s = 0; s < QC_N_STAGES; s++)
+    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
         cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)i->widths[s]);
     cJSON_AddStringToObject(doc, "model_sha256", i->model_sha256);
     cJSON_AddStringToObject(doc, "text", i->text);
@@ -293,9 +296,9 @@ static int show_file(const calib_job *j, const qc_stats_file *file, qc_err *err)
     cJSON *doc = json ? head_json(info) : NULL, *list = cJSON_AddArrayToObject(doc, "inputs");
     if (!json)
         print_head(info, j->args->operands[0]);
-    for (int64_t k = 0; k < info->n_layers * QC_N_STAGES && rc == QC_OK; k++) {
+    for (int64_t k = 0; k < info->n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++) {
         input_row row;
-        rc = read_row(j, file, (int)(k / QC_N_STAGES), (qc_stage)(k % QC_N_STAGES), &row, err);
+        rc = read_row(j, file, (int)(k / QC_N_DENSE_STAGES), (qc_stage)(k % QC_N_DENSE_STAGES), &row, err);
         if (rc == QC_OK)
             add_row(list, &row, json);
     }

@@ -119,6 +119,19 @@ struct qc_backend {
     int (*gated_act)(qc_backend *be, float *y, const float *gate, const float *up, int64_t n_elems,
                      qc_activation act, qc_err *err);
 
+    /* Experts of each token: the n_chosen largest of logits[T, n_experts] (row stride ld), the first of equal
+     * ones, largest first: ids[T, n_chosen] (host). weights (host, same shape) = their share of softmax over
+     * all logits, or with renormalise over the chosen ones (Fedus et al. 2021, Jiang et al. 2024). */
+    int (*route)(qc_backend *be, int32_t *ids, float *weights, const float *logits, int64_t ld,
+                 int64_t n_tokens, int64_t n_experts, int64_t n_chosen, bool renormalise, qc_err *err);
+
+    /* y[i, :] = x[rows[i], :], rows[n_rows] in host memory; dense rows of dim elements. */
+    int (*gather_rows)(qc_backend *be, float *y, const float *x, const int32_t *rows, int64_t n_rows,
+                       int64_t dim, qc_err *err);
+    /* y[rows[i], :] += alpha[i] * x[i, :]; rows (all different) and alpha in host memory. */
+    int (*add_rows)(qc_backend *be, float *y, const float *x, const int32_t *rows, const float *alpha,
+                    int64_t n_rows, int64_t dim, qc_err *err);
+
     /* y[i] += alpha * x[i] */
     int (*add)(qc_backend *be, float *y, const float *x, float alpha, int64_t n_elems, qc_err *err);
 

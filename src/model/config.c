@@ -75,8 +75,7 @@ bool qc_config_has(const qc_config_reader *r, const char *key)
     return cJSON_GetObjectItemCaseSensitive(r->json, key) != NULL;
 }
 
-/* A width or count: the class default if the key is absent, with a note. */
-static int read_count(qc_config_reader *r, const char *key, int64_t class_default, int64_t hi, int64_t *ret)
+int qc_config_count(qc_config_reader *r, const char *key, int64_t class_default, int64_t hi, int64_t *ret)
 {
     QC_TRY(qc_config_int(r, r->json, key, class_default, 1, hi, ret));
     if (!qc_json_get(r->json, key))
@@ -136,7 +135,7 @@ static int read_heads(qc_config_reader *r)
 {
     const qc_class_defaults *d = &r->family->defaults;
     qc_model_config *c = r->out;
-    QC_TRY(read_count(r, "num_attention_heads", d->n_heads, MAX_HEADS, &c->n_heads));
+    QC_TRY(qc_config_count(r, "num_attention_heads", d->n_heads, MAX_HEADS, &c->n_heads));
     bool class_kv =
         d->n_kv_heads > 0 && c->n_heads % d->n_kv_heads == 0 && !qc_config_has(r, "num_key_value_heads");
     QC_TRY(qc_config_int(r, r->json, "num_key_value_heads", class_kv ? d->n_kv_heads : c->n_heads, 1,
@@ -286,10 +285,10 @@ static int read_config(qc_config_reader *r)
     QC_TRY(check_class(r, r->json));
     QC_TRY(qc_config_check_keys(r));
     const qc_class_defaults *d = &r->family->defaults;
-    QC_TRY(read_count(r, "hidden_size", d->hidden, QC_DIM_MAX, &c->hidden));
-    QC_TRY(read_count(r, "num_hidden_layers", d->n_layers, MAX_LAYERS, &c->n_layers));
-    QC_TRY(read_count(r, "intermediate_size", d->ffn, QC_DIM_MAX, &c->ffn));
-    QC_TRY(read_count(r, "max_position_embeddings", d->max_positions, INT32_MAX, &c->max_positions));
+    QC_TRY(qc_config_count(r, "hidden_size", d->hidden, QC_DIM_MAX, &c->hidden));
+    QC_TRY(qc_config_count(r, "num_hidden_layers", d->n_layers, MAX_LAYERS, &c->n_layers));
+    QC_TRY(qc_config_count(r, "intermediate_size", d->ffn, QC_DIM_MAX, &c->ffn));
+    QC_TRY(qc_config_count(r, "max_position_embeddings", d->max_positions, INT32_MAX, &c->max_positions));
     QC_TRY(read_heads(r));
     QC_TRY(read_flags(r));
     QC_TRY(qc_config_read_layers(r));
@@ -329,6 +328,7 @@ int qc_model_config_load(const qc_source *src, qc_model_config *ret, qc_err *err
 
 void qc_model_config_clear(qc_model_config *config)
 {
+    qc_free(config->layer_sparse);
     qc_free(config->layer_slides);
     qc_free(config->layer_rotates);
     qc_free(config->notes);

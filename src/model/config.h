@@ -61,6 +61,11 @@ typedef struct qc_model_config {
     qc_qk_norm qk_norm;
     float norm_offset;                      /* RMSNorm multiplies by gain + this: 1 for Gemma */
     bool tied;                              /* head = embedding table */
+    int64_t n_experts;                      /* of a sparse layer; 0 = there are none */
+    int64_t n_chosen;                       /* experts that a token goes to */
+    int64_t expert_ffn;                     /* inner width of an expert */
+    bool renormalise;                       /* the weights of the chosen experts add up to 1 */
+    bool *layer_sparse;                     /* [n_layers] has experts instead of one MLP; owned */
     int64_t sliding_window;                 /* 0 = none */
     bool *layer_slides;                     /* [n_layers] whether the window applies; owned */
     bool *layer_rotates;                    /* [n_layers] whether queries and keys are rotated; owned */

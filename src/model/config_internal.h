@@ -32,6 +32,10 @@ bool qc_config_has(const qc_config_reader *r, const char *key);
 int qc_config_int(qc_config_reader *r, const cJSON *object, const char *key, int64_t absent, int64_t lo,
                   int64_t hi, int64_t *ret) QC_WARN_UNUSED;
 
+/* A width or count: the class default, with a note, if the key is absent. */
+int qc_config_count(qc_config_reader *r, const char *key, int64_t class_default, int64_t hi,
+                    int64_t *ret) QC_WARN_UNUSED;
+
 /* Finite number, `absent` if absent or null; *ret_present (may be NULL) says which. */
 int qc_config_number(qc_config_reader *r, const cJSON *object, const char *key, double absent, double *ret,
                      bool *ret_present) QC_WARN_UNUSED;

@@ -1,10 +1,12 @@
 /* What differs from layer to layer: which ones attend through the sliding window, which ones rotate queries
- * and keys. */
+ * and keys, which ones have experts. */
 #include "config_internal.h"
 
 #include "qc_alloc.h"
 
 #include <string.h>
+
+#define MAX_EXPERTS 65536
 
 /* layer_types, if given, into layer_slides; *ret_given says whether it was. */
 static int read_layer_types(qc_config_reader *r, bool *ret_given)
@@ -54,8 +56,10 @@ static int read_window(qc_config_reader *r)
     qc_model_config *c = r->out;
     int64_t window = 0, max_window_layers = 0, pattern = 0;
     bool use = false, listed = false;
-    bool optional = r->family->window == QC_WINDOW_UPPER_LAYERS || r->family->window == QC_WINDOW_NO_ROPE,
-         chosen = optional || r->family->window == QC_WINDOW_PATTERN;
+    bool switched = r->family->window == QC_WINDOW_BY_SWITCH,
+         optional = switched || r->family->window == QC_WINDOW_UPPER_LAYERS ||
+                    r->family->window == QC_WINDOW_NO_ROPE,
+         chosen = (optional && !switched) || r->family->window == QC_WINDOW_PATTERN;
     QC_TRY(qc_config_int(r, r->json, "sliding_window",
                          qc_config_has(r, "sliding_window") ? 0 : d->sliding_window, 1, INT32_MAX, &window));
     QC_TRY(qc_config_int(r, r->json, "max_window_layers", d->max_window_layers, 0, INT32_MAX,
@@ -121,8 +125,56 @@ static int read_rotation(qc_config_reader *r)
     return QC_OK;
 }
 
+/* All layers, or every decoder_sparse_step-th but those of mlp_only_layers. */
+static int read_sparse_layers(qc_config_reader *r)
+{
+    qc_model_config *c = r->out;
+    int64_t step = 1, layer = 0;
+    const cJSON *dense = r->family->experts.some_layers ? qc_json_get(r->json, "mlp_only_layers") : NULL;
+    if (r->family->experts.some_layers)
+        QC_TRY(qc_config_int(r, r->json, "decoder_sparse_step", 1, 1, INT32_MAX, &step));
+    for (int64_t i = 0; i < c->n_layers; i++)
+        c->layer_sparse[i] = (i + 1) % step == 0;
+    if (dense && !cJSON_IsArray(dense))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"mlp_only_layers\" is not a list of layers", r->file);
+    for (const cJSON *item = dense ? dense->child : NULL; item; item = item->next) {
+        if (!qc_json_int(item, &layer) || layer < 0 || layer >= c->n_layers)
+            return qc_fail(r->err, QC_E_INPUT, "%s: \"mlp_only_layers\" names a layer that is not 0 to %lld",
+                           r->file, (long long)c->n_layers - 1);
+        c->layer_sparse[layer] = false;
+    }
+    return QC_OK;
+}
+
+/* Width and number of the experts, and which layers have them. */
+static int read_experts(qc_config_reader *r)
+{
+    const qc_expert_rule *e = &r->family->experts;
+    qc_model_config *c = r->out;
+    c->layer_sparse = qc_calloc((size_t)c->n_layers, sizeof *c->layer_sparse);
+    if (!c->layer_sparse)
+        return qc_fail_nomem(r->err, "layer types", (unsigned long long)c->n_layers);
+    if (!e->count_key)
+        return QC_OK;
+    QC_TRY(qc_config_int(r, r->json, e->count_key, e->count, 0, MAX_EXPERTS, &c->n_experts));
+    if (!qc_json_get(r->json, e->count_key))
+        QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: %s is absent, class default %lld", r->file, e->count_key,
+                              (long long)e->count));
+    if (c->n_experts == 0)
+        return QC_OK;
+    QC_TRY(qc_config_count(r, "num_experts_per_tok", e->chosen, c->n_experts, &c->n_chosen));
+    c->expert_ffn = c->ffn;
+    if (e->ffn_key)
+        QC_TRY(qc_config_count(r, e->ffn_key, e->ffn, QC_DIM_MAX, &c->expert_ffn));
+    c->renormalise = e->renormalise;
+    if (!e->renormalise)
+        QC_TRY(qc_config_bool(r, r->json, "norm_topk_prob", false, &c->renormalise));
+    return read_sparse_layers(r);
+}
+
 int qc_config_read_layers(qc_config_reader *r)
 {
+    QC_TRY(read_experts(r));
     QC_TRY(read_rotation(r));
     return read_window(r);
 }

@@ -101,6 +101,56 @@ static const char *const granite_keys[] = {"attention_multiplier", "embedding_mu
                                            "residual_multiplier", NULL};
 static const char *const smollm3_keys[] = {"no_rope_layers", "no_rope_layer_interval", NULL};
 
+static const char *const qwen3_moe_names[QC_N_SLOTS] = {
+    [QC_SLOT_EMBEDDING] = "model.embed_tokens.weight",
+    [QC_SLOT_FINAL_NORM] = "model.norm.weight",
+    [QC_SLOT_HEAD] = "lm_head.weight",
+    [QC_SLOT_ATTN_NORM] = "input_layernorm.weight",
+    [QC_SLOT_Q] = "self_attn.q_proj.weight",
+    [QC_SLOT_K] = "self_attn.k_proj.weight",
+    [QC_SLOT_V] = "self_attn.v_proj.weight",
+    [QC_SLOT_O] = "self_attn.o_proj.weight",
+    [QC_SLOT_Q_BIAS] = "self_attn.q_proj.bias",
+    [QC_SLOT_K_BIAS] = "self_attn.k_proj.bias",
+    [QC_SLOT_V_BIAS] = "self_attn.v_proj.bias",
+    [QC_SLOT_O_BIAS] = "self_attn.o_proj.bias",
+    [QC_SLOT_Q_NORM] = "self_attn.q_norm.weight",
+    [QC_SLOT_K_NORM] = "self_attn.k_norm.weight",
+    [QC_SLOT_MLP_NORM] = "post_attention_layernorm.weight",
+    [QC_SLOT_GATE] = "mlp.gate_proj.weight",
+    [QC_SLOT_UP] = "mlp.up_proj.weight",
+    [QC_SLOT_DOWN] = "mlp.down_proj.weight",
+    [QC_SLOT_ROUTER] = "mlp.gate.weight",
+    [QC_SLOT_EXPERT_GATE] = "mlp.experts.*.gate_proj.weight",
+    [QC_SLOT_EXPERT_UP] = "mlp.experts.*.up_proj.weight",
+    [QC_SLOT_EXPERT_DOWN] = "mlp.experts.*.down_proj.weight",
+};
+
+static const char *const mixtral_names[QC_N_SLOTS] = {
+    [QC_SLOT_EMBEDDING] = "model.embed_tokens.weight",
+    [QC_SLOT_FINAL_NORM] = "model.norm.weight",
+    [QC_SLOT_HEAD] = "lm_head.weight",
+    [QC_SLOT_ATTN_NORM] = "input_layernorm.weight",
+    [QC_SLOT_Q] = "self_attn.q_proj.weight",
+    [QC_SLOT_K] = "self_attn.k_proj.weight",
+    [QC_SLOT_V] = "self_attn.v_proj.weight",
+    [QC_SLOT_O] = "self_attn.o_proj.weight",
+    [QC_SLOT_MLP_NORM] = "post_attention_layernorm.weight",
+    [QC_SLOT_ROUTER] = "block_sparse_moe.gate.weight",
+    [QC_SLOT_EXPERT_GATE] = "block_sparse_moe.experts.*.w1.weight",
+    [QC_SLOT_EXPERT_UP] = "block_sparse_moe.experts.*.w3.weight",
+    [QC_SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight",
+};
+
+static const char *const qwen3_moe_keys[] = {"decoder_sparse_step",
+                                             "mlp_only_layers",
+                                             "moe_intermediate_size",
+                                             "norm_topk_prob",
+                                             "num_experts",
+                                             "num_experts_per_tok",
+                                             NULL};
+static const char *const mixtral_keys[] = {"num_experts_per_tok", "num_local_experts", NULL};
+
 static const qc_family families[] = {
     {
         .model_type = "llama",
@@ -310,6 +360,53 @@ static const qc_family families[] = {
         .layer_prefix = "model.layers.",
         .names = llama_names,
     },
+    {
+        .model_type = "qwen3_moe",
+        .class_name = "Qwen3MoeForCausalLM",
+        .defaults = {.vocab = 151936,
+                     .hidden = 2048,
+                     .n_layers = 24,
+                     .n_heads = 32,
+                     .n_kv_heads = 4,
+                     .ffn = 6144,
+                     .max_positions = 32768,
+                     .sliding_window = 4096,
+                     .rope_theta = 1e4,
+                     .rms_eps = 1e-6},
+        .qkv_bias = QC_BIAS_BY_KEY,
+        .o_bias = QC_BIAS_BY_KEY,
+        .qk_norm = QC_QK_NORM_HEAD,
+        .window = QC_WINDOW_BY_SWITCH,
+        .experts = {.count_key = "num_experts",
+                    .ffn_key = "moe_intermediate_size",
+                    .count = 128,
+                    .chosen = 8,
+                    .ffn = 768,
+                    .some_layers = true},
+        .keys = qwen3_moe_keys,
+        .layer_prefix = "model.layers.",
+        .names = qwen3_moe_names,
+    },
+    {
+        .model_type = "mixtral",
+        .class_name = "MixtralForCausalLM",
+        .defaults = {.vocab = 32000,
+                     .hidden = 4096,
+                     .n_layers = 32,
+                     .n_heads = 32,
+                     .n_kv_heads = 8,
+                     .ffn = 14336,
+                     .max_positions = 131072,
+                     .rope_theta = 1e6,
+                     .rms_eps = 1e-5},
+        .window = QC_WINDOW_EVERY_LAYER,
+        .experts =
+            {.count_key = "num_local_experts", .count = 8, .chosen = 2, .ffn = 14336, .renormalise = true},
+        .keys = mixtral_keys,
+        .layer_prefix = "model.layers.",
+        .names = mixtral_names,
+        .other_names = qwen3_moe_names, /* as newer files with the experts of a layer in one tensor have */
+    },
 };
 
 #define N_FAMILIES ((int)(sizeof families / sizeof families[0]))
@@ -361,6 +458,10 @@ static const qc_slot_info slots[QC_N_SLOTS] = {
     [QC_SLOT_GATE_UP] = {QC_ROLE_LINEAR, QC_DIM_GATE_UP, QC_DIM_HIDDEN},
     [QC_SLOT_POST_ATTN_NORM] = {QC_ROLE_NORM, QC_DIM_NONE, QC_DIM_HIDDEN},
     [QC_SLOT_POST_MLP_NORM] = {QC_ROLE_NORM, QC_DIM_NONE, QC_DIM_HIDDEN},
+    [QC_SLOT_ROUTER] = {QC_ROLE_ROUTER, QC_DIM_EXPERTS, QC_DIM_HIDDEN},
+    [QC_SLOT_EXPERT_GATE] = {QC_ROLE_LINEAR, QC_DIM_EXPERT_FFN, QC_DIM_HIDDEN},
+    [QC_SLOT_EXPERT_UP] = {QC_ROLE_LINEAR, QC_DIM_EXPERT_FFN, QC_DIM_HIDDEN},
+    [QC_SLOT_EXPERT_DOWN] = {QC_ROLE_LINEAR, QC_DIM_HIDDEN, QC_DIM_EXPERT_FFN},
 };
 
 const qc_slot_info *qc_slot_of(qc_slot slot)
@@ -399,8 +500,9 @@ qc_slot qc_slot_stored(const qc_model_config *config, qc_slot part, int64_t *ret
     return part;
 }
 
-bool qc_slot_present(const qc_model_config *config, qc_slot slot)
+bool qc_slot_present(const qc_model_config *config, int layer, qc_slot slot)
 {
+    bool sparse = slot >= QC_SLOT_FIRST_IN_LAYER && config->layer_sparse[layer];
     if (!config->family->names[slot])
         return false;
     switch (slot) {
@@ -415,10 +517,19 @@ bool qc_slot_present(const qc_model_config *config, qc_slot slot)
     case QC_SLOT_Q_NORM:
     case QC_SLOT_K_NORM:
         return config->qk_norm != QC_QK_NORM_NONE;
+    case QC_SLOT_GATE:
+    case QC_SLOT_UP:
+    case QC_SLOT_DOWN:
+        return !sparse;
     case QC_SLOT_GATE_BIAS:
     case QC_SLOT_UP_BIAS:
     case QC_SLOT_DOWN_BIAS:
-        return config->mlp_bias;
+        return !sparse && config->mlp_bias;
+    case QC_SLOT_ROUTER:
+    case QC_SLOT_EXPERT_GATE:
+    case QC_SLOT_EXPERT_UP:
+    case QC_SLOT_EXPERT_DOWN:
+        return sparse;
     default:
         return true;
     }
@@ -437,6 +548,10 @@ int64_t qc_dim_elems(const qc_model_config *config, qc_dim dim)
         return config->n_kv_heads * config->head_dim;
     case QC_DIM_FFN:
         return config->ffn;
+    case QC_DIM_EXPERTS:
+        return config->n_experts;
+    case QC_DIM_EXPERT_FFN:
+        return config->expert_ffn;
     case QC_DIM_Q_NORM:
         return config->qk_norm == QC_QK_NORM_WHOLE ? config->n_heads * config->head_dim : config->head_dim;
     case QC_DIM_K_NORM:

@@ -18,6 +18,7 @@ typedef enum {
     QC_WINDOW_NEVER = 0,
     QC_WINDOW_EVERY_LAYER,  /* sliding_window set: all of them */
     QC_WINDOW_UPPER_LAYERS, /* use_sliding_window: layers from max_window_layers on, or as layer_types says */
+    QC_WINDOW_BY_SWITCH,    /* use_sliding_window: all of them */
     QC_WINDOW_PATTERN,      /* all but every window_pattern-th, or as layer_types says */
     QC_WINDOW_NO_ROPE       /* use_sliding_window: layers without rope, or as layer_types says */
 } qc_window_rule;
@@ -38,6 +39,15 @@ typedef struct qc_class_defaults {
     bool tied;
 } qc_class_defaults;
 
+/* Layers with experts instead of one MLP. */
+typedef struct qc_expert_rule {
+    const char *count_key;      /* field of config.json with their number; NULL: the family has none */
+    const char *ffn_key;        /* with the width of one; NULL: intermediate_size, no layer is dense */
+    int64_t count, chosen, ffn; /* class defaults; chosen: experts per token */
+    bool renormalise;           /* weights of the chosen experts add up to 1, without asking norm_topk_prob */
+    bool some_layers;           /* decoder_sparse_step and mlp_only_layers say which; else all */
+} qc_expert_rule;
+
 struct qc_family {
     const char *model_type; /* "model_type" of config.json */
     const char *class_name; /* "architectures" of config.json */
@@ -47,10 +57,12 @@ struct qc_family {
     float norm_offset;
     bool scaled_embedding; /* by the square root of hidden */
     qc_window_rule window;
+    qc_expert_rule experts;
     const char *act_key;      /* field with the activation; NULL = hidden_act */
     const char *const *keys;  /* fields of config.json that the family reads beyond those that all read */
     const char *layer_prefix; /* a layer's tensor is called PREFIX LAYER "." NAME */
-    const char *const *names; /* [QC_N_SLOTS]; NULL = the family has no such tensor */
+    const char *const *names; /* [QC_N_SLOTS]; NULL = the family has no such tensor; '*' = expert */
+    const char *const *other_names; /* tried where `names` is not found; NULL = there are none */
 };
 
 /* Row of a model_type, NULL if there is none. */
@@ -73,7 +85,9 @@ typedef enum {
     QC_DIM_Q_NORM,
     QC_DIM_K_NORM,
     QC_DIM_QKV,
-    QC_DIM_GATE_UP
+    QC_DIM_GATE_UP,
+    QC_DIM_EXPERTS,
+    QC_DIM_EXPERT_FFN
 } qc_dim;
 
 typedef struct qc_slot_info {
@@ -92,8 +106,9 @@ const qc_slot *qc_slot_parts(qc_slot slot);
 /* The slot in which a part is stored, itself unless the family fuses it, and its first row there. */
 qc_slot qc_slot_stored(const qc_model_config *config, qc_slot part, int64_t *ret_row0);
 
-/* Does a model of this config have the tensor (in its layer)? A tied model has no head of its own. */
-bool qc_slot_present(const qc_model_config *config, qc_slot slot);
+/* Does a model of this config have the tensor (in this layer, for slots of layers)? A tied model has no head
+ * of its own. */
+bool qc_slot_present(const qc_model_config *config, int layer, qc_slot slot);
 
 /* Elements along a dimension; 0 for QC_DIM_NONE. */
 int64_t qc_dim_elems(const qc_model_config *config, qc_dim dim);

@@ -1,38 +1,13 @@
 /* The forward pass. Everything is computed by the backend; this file decides the order. Tokens go through the
  * projections in chunks, so that scratch does not grow with ffn * n_tokens; attention sees the whole
  * sequence. */
-#include "model.h"
+#include "layer_internal.h"
 
-#include "family.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
 #include "rope.h"
 
 #include <string.h>
-
-#define CHUNK_TOKENS 512
-
-struct qc_layer {
-    const qc_model *model;
-    qc_backend *be;
-    int index;
-    int act_bits[QC_N_STAGES]; /* of the inputs of a stage's matrices; 0 = not quantized */
-    int64_t act_group[QC_N_STAGES];
-    qc_weight *weights[QC_N_SLOTS]; /* matrices, fused ones in parts; NULL where the model has none */
-    float *vectors[QC_N_SLOTS];     /* norms and biases, backend memory; NULL where the model has none */
-};
-
-struct qc_workspace {
-    qc_backend *be;
-    int64_t max_tokens;
-    int64_t rope_variant;         /* of the tables; -1: none yet */
-    float *cos_t, *sin_t;         /* [max_tokens, rotary_dim / 2] */
-    float *cos_local, *sin_local; /* the same, of layers that slide; NULL: no others */
-    float *q, *k, *v;             /* [max_tokens, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
-    float *mix;                   /* attention's result, as q */
-    float *norm;                  /* [chunk, hidden] */
-    float *gate, *up;             /* [chunk, ffn] */
-};
 
 /* Rows of a tensor of the source, from row0 on, times scale. */
 typedef struct tensor_rows {
@@ -65,7 +40,8 @@ static int fetch_part(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_er
 }
 
 /* Prepare a matrix as it is stored: a fused one becomes its parts. */
-static int set_weights(qc_layer *l, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
+static int set_weights(qc_layer *l, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
+                       qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
     const qc_slot own[] = {slot, QC_N_SLOTS}, *parts = qc_slot_parts(slot);
@@ -75,18 +51,19 @@ static int set_weights(qc_layer *l, qc_slot slot, qc_fetch_rows_fn fetch, void *
         int64_t n = qc_dim_elems(c, info->rows);
         qc_weight *w;
         QC_TRY(l->be->weight_load(l->be, n, qc_dim_elems(c, info->cols), fetch_part, &rows, &w, err));
-        l->be->weight_free(l->be, l->weights[*p]);
-        l->weights[*p] = w;
+        qc_weight **place = qc_layer_weight(l, *p, expert);
+        l->be->weight_free(l->be, *place);
+        *place = w;
         rows.row0 += n;
     }
     return QC_OK;
 }
 
-static int load_matrix(qc_layer *l, qc_slot slot, int64_t tensor, qc_err *err)
+static int load_matrix(qc_layer *l, qc_slot slot, int64_t expert, int64_t tensor, qc_err *err)
 {
     const qc_source *src = l->model->src;
     tensor_rows rows = {src, tensor, 0, 1};
-    int rc = set_weights(l, slot, fetch_tensor, &rows, err);
+    int rc = set_weights(l, slot, expert, fetch_tensor, &rows, err);
     src->release(src, tensor, 0, qc_tensor_rows(src->info(src, tensor)));
     return rc;
 }
@@ -114,9 +91,13 @@ static int load_acts(qc_layer *l, qc_stage stage, qc_err *err)
 {
     const qc_source *src = l->model->src;
     const qc_slot *slots = qc_stage_slots(l->model->config.family, stage);
+    int64_t n_experts = qc_stage_experts(&l->model->config, stage);
+    if (!qc_stage_present(&l->model->config, l->index, stage))
+        return QC_OK;
     const qc_tensor_info *first = src->info(src, qc_model_tensor(l->model, l->index, slots[0]));
-    for (int i = 1; slots[i] != QC_N_SLOTS; i++) {
-        const qc_tensor_info *other = src->info(src, qc_model_tensor(l->model, l->index, slots[i]));
+    for (int64_t i = 0; slots[i / n_experts] != QC_N_SLOTS; i++) {
+        const qc_tensor_info *other =
+            src->info(src, qc_model_expert_tensor(l->model, l->index, slots[i / n_experts], i % n_experts));
         if (other->act_bits != first->act_bits || other->act_group != first->act_group)
             return qc_fail(err, QC_E_UNSUPPORTED,
                            "%s: tensors \"%s\" and \"%s\" read the same activations but quantize them "
@@ -128,22 +109,38 @@ static int load_acts(qc_layer *l, qc_stage stage, qc_err *err)
     return QC_OK;
 }
 
+static int load_slot(qc_layer *l, qc_slot slot, qc_err *err)
+{
+    int64_t n = slot < QC_SLOT_FIRST_IN_EXPERT ? 1 : l->model->config.n_experts;
+    for (int64_t expert = 0; expert < n; expert++) {
+        int64_t tensor = qc_model_expert_tensor(l->model, l->index, slot, expert);
+        if (tensor < 0)
+            return QC_OK;
+        QC_TRY(qc_slot_of(slot)->rows == QC_DIM_NONE
+                   ? load_vector(l->model->src, l->be, tensor, &l->vectors[slot], err)
+                   : load_matrix(l, slot, expert, tensor, err));
+    }
+    return QC_OK;
+}
+
+static int alloc_experts(qc_layer *l, qc_err *err)
+{
+    size_t n = (size_t)l->model->config.n_experts * (QC_N_SLOTS - QC_SLOT_FIRST_IN_EXPERT);
+    if (!l->model->config.layer_sparse[l->index])
+        return QC_OK;
+    l->experts = qc_calloc(n, sizeof *l->experts);
+    return l->experts ? QC_OK : qc_fail_nomem(err, "experts", n * sizeof *l->experts);
+}
+
 int qc_layer_load(const qc_model *model, qc_backend *be, int layer, qc_layer **ret, qc_err *err)
 {
     qc_layer *l = qc_calloc(1, sizeof *l);
     if (!l)
         return qc_fail_nomem(err, "a layer", sizeof *l);
     *l = (qc_layer){.model = model, .be = be, .index = layer};
-    int rc = QC_OK;
-    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS && rc == QC_OK; slot++) {
-        int64_t tensor = qc_model_tensor(model, layer, (qc_slot)slot);
-        if (tensor < 0)
-            continue;
-        if (qc_slot_of((qc_slot)slot)->rows == QC_DIM_NONE)
-            rc = load_vector(model->src, be, tensor, &l->vectors[slot], err);
-        else
-            rc = load_matrix(l, (qc_slot)slot, tensor, err);
-    }
+    int rc = alloc_experts(l, err);
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS && rc == QC_OK; slot++)
+        rc = load_slot(l, (qc_slot)slot, err);
     for (int stage = 0; stage < QC_N_STAGES && rc == QC_OK; stage++)
         rc = load_acts(l, (qc_stage)stage, err);
     if (rc == QC_OK)
@@ -162,15 +159,28 @@ void qc_layer_free(qc_layer *layer)
         if (layer->vectors[slot])
             layer->be->free(layer->be, layer->vectors[slot]);
     }
+    int64_t n = layer->model->config.n_experts * (QC_N_SLOTS - QC_SLOT_FIRST_IN_EXPERT);
+    for (int64_t i = 0; layer->experts && i < n; i++)
+        layer->be->weight_free(layer->be, layer->experts[i]);
+    qc_free(layer->experts);
     qc_free(layer);
 }
 
 enum { N_BUFFERS = 11 };
 
+/* Width of the dense MLPs, 0 if all layers have experts. */
+static int64_t dense_ffn(const qc_model_config *c)
+{
+    for (int64_t i = 0; i < c->n_layers; i++)
+        if (!c->layer_sparse[i])
+            return c->ffn;
+    return 0;
+}
+
 /* Elements of the buffers of a workspace, in the order of the struct. */
 static void workspace_elems(const qc_model_config *c, int64_t max_tokens, int64_t n[N_BUFFERS])
 {
-    int64_t chunk = qc_min_i64(max_tokens, CHUNK_TOKENS);
+    int64_t chunk = qc_min_i64(max_tokens, QC_CHUNK_TOKENS);
     int64_t q = qc_dim_elems(c, QC_DIM_Q), kv = qc_dim_elems(c, QC_DIM_KV);
     n[0] = n[1] = max_tokens * (c->rotary_dim / 2);
     n[2] = n[3] = c->has_local_rope ? n[0] : 0;
@@ -178,7 +188,7 @@ static void workspace_elems(const qc_model_config *c, int64_t max_tokens, int64_
     n[5] = n[6] = max_tokens * kv;
     n[7] = max_tokens * q;
     n[8] = chunk * c->hidden;
-    n[9] = n[10] = chunk * c->ffn;
+    n[9] = n[10] = chunk * dense_ffn(c);
 }
 
 static void workspace_buffers(qc_workspace *ws, float **ret[N_BUFFERS])
@@ -244,6 +254,8 @@ int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, 
         rc = *buffers[i] ? QC_OK : QC_E_RESOURCE;
     }
     if (rc == QC_OK)
+        rc = qc_expert_scratch_new(&model->config, be, max_tokens, &ws->experts, err);
+    if (rc == QC_OK)
         *ret = ws;
     else
         qc_workspace_free(ws);
@@ -259,6 +271,7 @@ void qc_workspace_free(qc_workspace *ws)
     for (int i = 0; i < N_BUFFERS; i++)
         if (*buffers[i])
             ws->be->free(ws->be, *buffers[i]);
+    qc_expert_scratch_clear(&ws->experts);
     qc_free(ws);
 }
 
@@ -268,19 +281,28 @@ uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens)
     workspace_elems(config, max_tokens, n);
     for (int i = 0; i < N_BUFFERS; i++)
         total += n[i];
-    return (uint64_t)total * sizeof(float);
+    return (uint64_t)total * sizeof(float) + qc_expert_scratch_bytes(config, max_tokens);
 }
 
-uint64_t qc_layer_bytes(const qc_model_config *config)
+static int64_t layer_elems(const qc_model_config *config, int layer)
 {
     int64_t total = 0;
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
         const qc_slot_info *info = qc_slot_of((qc_slot)slot);
-        if (qc_slot_present(config, (qc_slot)slot))
+        if (qc_slot_present(config, layer, (qc_slot)slot))
             total += (info->rows == QC_DIM_NONE ? 1 : qc_dim_elems(config, info->rows)) *
-                     qc_dim_elems(config, info->cols);
+                     qc_dim_elems(config, info->cols) *
+                     (slot < QC_SLOT_FIRST_IN_EXPERT ? 1 : config->n_experts);
     }
-    return (uint64_t)total * sizeof(float);
+    return total;
+}
+
+uint64_t qc_layer_bytes(const qc_model_config *config)
+{
+    int64_t largest = 0;
+    for (int layer = 0; layer < config->n_layers; layer++)
+        largest = qc_max_i64(largest, layer_elems(config, layer));
+    return (uint64_t)largest * sizeof(float);
 }
 
 /* ---- stages ---- */
@@ -310,6 +332,14 @@ static const stage_info *stage_of(qc_stage stage)
                            .slots = {QC_SLOT_DOWN, QC_N_SLOTS},
                            .fused = {QC_N_SLOTS},
                            .norm = QC_SLOT_POST_MLP_NORM},
+        [QC_STAGE_EXPERT_GATE_UP] = {.name = "expert_gate_up",
+                                     .slots = {QC_SLOT_EXPERT_GATE, QC_SLOT_EXPERT_UP, QC_N_SLOTS},
+                                     .fused = {QC_N_SLOTS},
+                                     .norm = QC_SLOT_MLP_NORM},
+        [QC_STAGE_EXPERT_DOWN] = {.name = "expert_down",
+                                  .slots = {QC_SLOT_EXPERT_DOWN, QC_N_SLOTS},
+                                  .fused = {QC_N_SLOTS},
+                                  .norm = QC_SLOT_POST_MLP_NORM},
     };
     return &table[stage];
 }
@@ -335,8 +365,17 @@ int64_t qc_stage_width(const qc_model_config *config, qc_stage stage)
     return qc_dim_elems(config, qc_slot_of(stage_of(stage)->slots[0])->cols);
 }
 
-/* u[n, width] <- what the matrices of the stage shall see of it */
-static int quantize_input(const qc_layer *l, qc_stage stage, float *u, int64_t n, qc_err *err)
+bool qc_stage_present(const qc_model_config *config, int layer, qc_stage stage)
+{
+    return qc_slot_present(config, layer, qc_stage_slots(config->family, stage)[0]);
+}
+
+int64_t qc_stage_experts(const qc_model_config *config, qc_stage stage)
+{
+    return stage_of(stage)->slots[0] < QC_SLOT_FIRST_IN_EXPERT ? 1 : config->n_experts;
+}
+
+int qc_layer_quantize_input(const qc_layer *l, qc_stage stage, float *u, int64_t n, qc_err *err)
 {
     int64_t width = qc_stage_width(&l->model->config, stage);
     if (!l->act_bits[stage])
@@ -353,14 +392,14 @@ static int norm_rows(const qc_layer *l, qc_slot slot, float *y, const float *x, 
     return l->be->rms_norm(l->be, y, dim, x, dim, l->vectors[slot], c->norm_offset, n, dim, c->rms_eps, err);
 }
 
-/* stage: QC_STAGE_QKV or QC_STAGE_GATE_UP */
+/* stage: QC_STAGE_QKV, QC_STAGE_GATE_UP or QC_STAGE_EXPERT_GATE_UP */
 static int normed_input(const qc_layer *l, qc_stage stage, const float *x, float *u, int64_t n, qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
     qc_slot norm = stage_of(stage)->norm;
     QC_TRY(l->vectors[norm] ? norm_rows(l, norm, u, x, n, c->hidden, err)
                             : l->be->scale(l->be, u, x, 1, n * c->hidden, err));
-    return quantize_input(l, stage, u, n, err);
+    return qc_layer_quantize_input(l, stage, u, n, err);
 }
 
 static int project(const qc_layer *l, qc_slot slot, qc_slot bias, float *y, const float *u, int64_t n,
@@ -427,11 +466,11 @@ static int attention_input(const qc_layer *l, qc_workspace *ws, const float *x, 
     const qc_model_config *c = &l->model->config;
     qc_attention_shape shape = attention_shape(l, n);
     QC_TRY(fill_rope(ws, c, n, err));
-    for (int64_t t = 0; t < n; t += CHUNK_TOKENS)
-        QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err));
+    for (int64_t t = 0; t < n; t += QC_CHUNK_TOKENS)
+        QC_TRY(project_qkv(l, ws, x, t, qc_min_i64(QC_CHUNK_TOKENS, n - t), err));
     QC_TRY(rotate(l, ws, 0, n, 0, err));
     QC_TRY(l->be->attention(l->be, u, ws->q, ws->k, ws->v, &shape, err));
-    return quantize_input(l, QC_STAGE_O, u, n, err);
+    return qc_layer_quantize_input(l, QC_STAGE_O, u, n, err);
 }
 
 /* u = gated activation of the normed x, at most a chunk of tokens; u may be ws->gate. */
@@ -442,7 +481,7 @@ static int down_input(const qc_layer *l, qc_workspace *ws, const float *x, float
     QC_TRY(project(l, QC_SLOT_GATE, QC_SLOT_GATE_BIAS, ws->gate, ws->norm, n, false, err));
     QC_TRY(project(l, QC_SLOT_UP, QC_SLOT_UP_BIAS, ws->up, ws->norm, n, false, err));
     QC_TRY(l->be->gated_act(l->be, u, ws->gate, ws->up, n * c->ffn, c->act, err));
-    return quantize_input(l, QC_STAGE_DOWN, u, n, err);
+    return qc_layer_quantize_input(l, QC_STAGE_DOWN, u, n, err);
 }
 
 static int check_length(const qc_workspace *ws, int64_t n_tokens, qc_err *err)
@@ -464,11 +503,12 @@ int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage
     case QC_STAGE_O:
         return attention_input(layer, ws, x, u, n_tokens, err);
     case QC_STAGE_GATE_UP:
-        return normed_input(layer, QC_STAGE_GATE_UP, x, u, n_tokens, err);
+    case QC_STAGE_EXPERT_GATE_UP:
+        return normed_input(layer, stage, x, u, n_tokens, err);
     default:
-        for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS)
+        for (int64_t t = 0; t < n_tokens; t += QC_CHUNK_TOKENS)
             QC_TRY(down_input(layer, ws, x + t * c->hidden, u + t * c->ffn,
-                              qc_min_i64(CHUNK_TOKENS, n_tokens - t), err));
+                              qc_min_i64(QC_CHUNK_TOKENS, n_tokens - t), err));
         return QC_OK;
     }
 }
@@ -483,8 +523,8 @@ int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stag
     QC_TRY(check_length(ws, n_tokens, err));
     if (!layer->vectors[norm] && c->residual_scale == 1)
         return project(layer, matrix, bias, x, u, n_tokens, true, err);
-    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS) {
-        int64_t n = qc_min_i64(CHUNK_TOKENS, n_tokens - t);
+    for (int64_t t = 0; t < n_tokens; t += QC_CHUNK_TOKENS) {
+        int64_t n = qc_min_i64(QC_CHUNK_TOKENS, n_tokens - t);
         float *y = ws->norm; /* free: what was read from it lies in u */
         QC_TRY(project(layer, matrix, bias, y, u + t * width, n, false, err));
         if (layer->vectors[norm])
@@ -499,8 +539,10 @@ static int after_attention(const qc_layer *layer, qc_workspace *ws, float *x, in
 {
     int64_t hidden = layer->model->config.hidden;
     QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_O, ws->mix, x, n_tokens, err));
-    for (int64_t t = 0; t < n_tokens; t += CHUNK_TOKENS) {
-        int64_t n = qc_min_i64(CHUNK_TOKENS, n_tokens - t);
+    if (layer->experts)
+        return qc_layer_experts_forward(layer, ws, x, n_tokens, err);
+    for (int64_t t = 0; t < n_tokens; t += QC_CHUNK_TOKENS) {
+        int64_t n = qc_min_i64(QC_CHUNK_TOKENS, n_tokens - t);
         QC_TRY(down_input(layer, ws, x + t * hidden, ws->gate, n, err));
         QC_TRY(qc_layer_stage_output(layer, ws, QC_STAGE_DOWN, ws->gate, x + t * hidden, n, err));
     }
@@ -610,21 +652,22 @@ int qc_layer_forward_parts(const qc_layer *layer, qc_workspace *ws, float *x, co
     int rc = place_parts(ws, c, parts, n_parts, places, &n, &longest, err);
     if (rc == QC_OK)
         rc = fill_rope(ws, c, longest, err);
-    for (int64_t t = 0; t < n && rc == QC_OK; t += CHUNK_TOKENS)
-        rc = project_qkv(layer, ws, x, t, qc_min_i64(CHUNK_TOKENS, n - t), err);
+    for (int64_t t = 0; t < n && rc == QC_OK; t += QC_CHUNK_TOKENS)
+        rc = project_qkv(layer, ws, x, t, qc_min_i64(QC_CHUNK_TOKENS, n - t), err);
     for (int64_t p = 0; p < n_parts && rc == QC_OK; p++)
         rc = rotate(layer, ws, places[p].start, parts[p].n_tokens, places[p].before, err);
     if (rc == QC_OK)
         rc = attend_parts(layer, ws, parts, places, n_parts, longest, err);
     qc_free(places);
     if (rc == QC_OK)
-        rc = quantize_input(layer, QC_STAGE_O, ws->mix, n, err);
+        rc = qc_layer_quantize_input(layer, QC_STAGE_O, ws->mix, n, err);
     return rc == QC_OK ? after_attention(layer, ws, x, n, err) : rc;
 }
 
-int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
+int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
+                        qc_err *err)
 {
-    return set_weights(layer, slot, fetch, ctx, err);
+    return set_weights(layer, slot, expert, fetch, ctx, err);
 }
 
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err)

@@ -14,24 +14,44 @@
 #define NAME_BYTES   256
 #define COMPARE_ROWS 64 /* rows of the two tables compared at a time */
 
-static void slot_name(const qc_model_config *config, int layer, qc_slot slot, char name[NAME_BYTES])
+static void slot_name(const qc_family *f, const char *const *names, int layer, qc_slot slot, int64_t expert,
+                      char name[NAME_BYTES])
 {
-    const qc_family *f = config->family;
+    const char *text = names[slot], *star = strchr(text, '*');
     if (slot < QC_SLOT_FIRST_IN_LAYER)
-        snprintf(name, NAME_BYTES, "%s", f->names[slot]);
+        snprintf(name, NAME_BYTES, "%s", text);
+    else if (star)
+        snprintf(name, NAME_BYTES, "%s%d.%.*s%lld%s", f->layer_prefix, layer, (int)(star - text), text,
+                 (long long)expert, star + 1);
     else
-        snprintf(name, NAME_BYTES, "%s%d.%s", f->layer_prefix, layer, f->names[slot]);
+        snprintf(name, NAME_BYTES, "%s%d.%s", f->layer_prefix, layer, text);
+}
+
+/* Cells per row: the slots that exist once, then those of each expert. */
+static int64_t row_cells(const qc_model_config *config)
+{
+    return QC_SLOT_FIRST_IN_EXPERT + config->n_experts * (QC_N_SLOTS - QC_SLOT_FIRST_IN_EXPERT);
 }
 
 /* One row of slots outside the layers, then one per layer. */
-static int64_t *slot_cell(const qc_model *model, int layer, qc_slot slot)
+static int64_t *slot_cell(const qc_model *model, int layer, qc_slot slot, int64_t expert)
 {
-    return &model->tensors[(slot < QC_SLOT_FIRST_IN_LAYER ? 0 : layer + 1) * QC_N_SLOTS + (int)slot];
+    int64_t row = slot < QC_SLOT_FIRST_IN_LAYER ? 0 : layer + 1, col = slot;
+    if (slot >= QC_SLOT_FIRST_IN_EXPERT)
+        col += expert * (QC_N_SLOTS - QC_SLOT_FIRST_IN_EXPERT);
+    return &model->tensors[row * row_cells(&model->config) + col];
+}
+
+int64_t qc_model_expert_tensor(const qc_model *model, int layer, qc_slot slot, int64_t expert)
+{
+    if (slot >= QC_SLOT_FIRST_IN_EXPERT && model->config.n_experts == 0)
+        return -1;
+    return *slot_cell(model, layer, slot, expert);
 }
 
 int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot)
 {
-    return *slot_cell(model, layer, slot);
+    return qc_model_expert_tensor(model, layer, slot, 0);
 }
 
 /* Keep a remark in the notes of the config (one line each) and log it. */
@@ -119,8 +139,8 @@ static int settle_tie(qc_model *model, qc_err *err)
     if (!model->config.tied || head < 0 || head == table) /* a packed file knows the head as a second name */
         return QC_OK;
     if (table < 0) {
-        *slot_cell(model, 0, QC_SLOT_EMBEDDING) = head;
-        model->places[head] = (qc_tensor_place){QC_ROLE_EMBEDDING, -1};
+        *slot_cell(model, 0, QC_SLOT_EMBEDDING, 0) = head;
+        model->places[head] = (qc_tensor_place){QC_ROLE_EMBEDDING, -1, -1};
         snprintf(text, sizeof text, "%s: \"%s\" is missing, the tied \"%s\" stands for it", src->path,
                  f->names[QC_SLOT_EMBEDDING], f->names[QC_SLOT_HEAD]);
         return note(model, QC_LOG_WARN, text, err);
@@ -129,7 +149,7 @@ static int settle_tie(qc_model *model, qc_err *err)
     QC_TRY(check_shape(model, src->info(src, head), qc_slot_of(QC_SLOT_HEAD), err));
     QC_TRY(same_values(src, table, head, &equal, err));
     if (equal) {
-        model->places[head] = (qc_tensor_place){QC_ROLE_TIED, -1};
+        model->places[head] = (qc_tensor_place){QC_ROLE_TIED, -1, -1};
         return QC_OK;
     }
     model->config.tied = false;
@@ -139,45 +159,70 @@ static int settle_tie(qc_model *model, qc_err *err)
     return note(model, QC_LOG_WARN, text, err);
 }
 
-/* Find and check the tensor of one slot; adds to *n_missing and names the first missing one in err. */
-static int place_slot(qc_model *model, int layer, qc_slot slot, int64_t *n_missing,
-                      char first_missing[NAME_BYTES], qc_err *err)
+typedef struct lost_tensors {
+    int64_t n;
+    char first[NAME_BYTES];
+    bool expert; /* the first one is an expert's */
+} lost_tensors;
+
+/* Find and check the tensor of one slot, of one expert if it is theirs. */
+static int place_tensor(qc_model *model, int layer, qc_slot slot, int64_t expert, lost_tensors *lost,
+                        qc_err *err)
 {
-    char name[NAME_BYTES];
-    int64_t *cell = slot_cell(model, layer, slot);
-    if (!qc_slot_present(&model->config, slot))
-        return QC_OK;
-    slot_name(&model->config, layer, slot, name);
+    char name[NAME_BYTES], other[NAME_BYTES];
+    const qc_family *f = model->config.family;
+    int64_t *cell = slot_cell(model, layer, slot, expert);
+    bool is_expert = slot >= QC_SLOT_FIRST_IN_EXPERT;
+    slot_name(f, f->names, layer, slot, expert, name);
     if (*cell < 0)
         *cell = model->src->find(model->src, name);
+    if (*cell < 0 && f->other_names && f->other_names[slot]) {
+        slot_name(f, f->other_names, layer, slot, expert, other);
+        *cell = model->src->find(model->src, other);
+    }
     if (*cell < 0) {
-        if ((*n_missing)++ == 0)
-            memcpy(first_missing, name, sizeof name);
+        if (lost->n++ == 0) {
+            memcpy(lost->first, name, sizeof name);
+            lost->expert = is_expert;
+        }
         return QC_OK;
     }
-    model->places[*cell] =
-        (qc_tensor_place){qc_slot_of(slot)->role, slot < QC_SLOT_FIRST_IN_LAYER ? -1 : layer};
+    model->places[*cell] = (qc_tensor_place){
+        qc_slot_of(slot)->role, slot < QC_SLOT_FIRST_IN_LAYER ? -1 : layer, is_expert ? (int)expert : -1};
     return check_shape(model, model->src->info(model->src, *cell), qc_slot_of(slot), err);
+}
+
+static int place_slot(qc_model *model, int layer, qc_slot slot, lost_tensors *lost, qc_err *err)
+{
+    int64_t n = slot < QC_SLOT_FIRST_IN_EXPERT ? 1 : model->config.n_experts;
+    if (!qc_slot_present(&model->config, layer, slot))
+        return QC_OK;
+    for (int64_t expert = 0; expert < n; expert++)
+        QC_TRY(place_tensor(model, layer, slot, expert, lost, err));
+    return QC_OK;
 }
 
 static int place_all(qc_model *model, qc_err *err)
 {
-    char missing[NAME_BYTES] = "";
-    int64_t n_missing = 0;
+    lost_tensors lost = {0};
     for (int slot = 0; slot < QC_SLOT_FIRST_IN_LAYER; slot++)
-        QC_TRY(place_slot(model, 0, (qc_slot)slot, &n_missing, missing, err));
+        QC_TRY(place_slot(model, 0, (qc_slot)slot, &lost, err));
     for (int layer = 0; layer < model->config.n_layers; layer++)
         for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
-            QC_TRY(place_slot(model, layer, (qc_slot)slot, &n_missing, missing, err));
-    if (n_missing == 0)
+            QC_TRY(place_slot(model, layer, (qc_slot)slot, &lost, err));
+    if (lost.n == 0)
         return QC_OK;
-    bool head = strcmp(missing, model->config.family->names[QC_SLOT_HEAD]) == 0;
-    char more[64] = "";
-    if (n_missing > 1)
-        snprintf(more, sizeof more, " and %lld more tensors are", (long long)n_missing - 1);
-    return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\"%s missing%s", model->src->path, missing,
-                   n_missing > 1 ? more : " is",
-                   head ? " although the head is not tied (tie_word_embeddings)" : "");
+    const qc_family *f = model->config.family;
+    char more[64] = "", why[96] = "";
+    if (lost.n > 1)
+        snprintf(more, sizeof more, " and %lld more tensors are", (long long)lost.n - 1);
+    if (strcmp(lost.first, f->names[QC_SLOT_HEAD]) == 0)
+        snprintf(why, sizeof why, " although the head is not tied (tie_word_embeddings)");
+    if (lost.expert)
+        snprintf(why, sizeof why, ", but %s in config.json is %lld", f->experts.count_key,
+                 (long long)model->config.n_experts);
+    return qc_fail(err, QC_E_INPUT, "%s: tensor \"%s\"%s missing%s", model->src->path, lost.first,
+                   lost.n > 1 ? more : " is", why);
 }
 
 static bool ends_with(const char *name, const char *const *endings)
@@ -226,20 +271,29 @@ static int account(qc_model *model, qc_err *err)
     if (model->config.n_layers > src->n_tensors)
         return qc_fail(err, QC_E_INPUT, "%s: num_hidden_layers is %lld but there are only %lld tensors",
                        src->path, (long long)model->config.n_layers, (long long)src->n_tensors);
-    size_t n_cells = (size_t)(model->config.n_layers + 1) * QC_N_SLOTS;
+    int64_t n_expert_tensors = 0;
+    for (int64_t i = 0; i < model->config.n_layers; i++)
+        if (model->config.layer_sparse[i])
+            n_expert_tensors += model->config.n_experts * (QC_N_SLOTS - QC_SLOT_FIRST_IN_EXPERT);
+    if (n_expert_tensors > src->n_tensors)
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: %s is %lld, which asks for %lld tensors of experts, but there are only %lld",
+                       src->path, model->config.family->experts.count_key, (long long)model->config.n_experts,
+                       (long long)n_expert_tensors, (long long)src->n_tensors);
+    size_t n_cells = (size_t)((model->config.n_layers + 1) * row_cells(&model->config));
     model->places = qc_alloc((size_t)src->n_tensors, sizeof *model->places);
     model->tensors = qc_alloc(n_cells, sizeof *model->tensors);
     if (!model->places || !model->tensors)
         return qc_fail_nomem(err, "the account of tensors", n_cells * sizeof *model->tensors);
     for (int64_t t = 0; t < src->n_tensors; t++)
-        model->places[t] = (qc_tensor_place){QC_ROLE_UNKNOWN, -1};
+        model->places[t] = (qc_tensor_place){QC_ROLE_UNKNOWN, -1, -1};
     for (size_t i = 0; i < n_cells; i++)
         model->tensors[i] = -1;
     QC_TRY(settle_tie(model, err));
     QC_TRY(place_all(model, err));
     QC_TRY(settle_rest(model, err));
     if (model->config.tied)
-        *slot_cell(model, 0, QC_SLOT_HEAD) = *slot_cell(model, 0, QC_SLOT_EMBEDDING);
+        *slot_cell(model, 0, QC_SLOT_HEAD, 0) = *slot_cell(model, 0, QC_SLOT_EMBEDDING, 0);
     return QC_OK;
 }
 

@@ -12,6 +12,7 @@ typedef enum {
     QC_ROLE_EMBEDDING,
     QC_ROLE_HEAD,
     QC_ROLE_LINEAR, /* a matrix of a decoder layer that may be quantized */
+    QC_ROLE_ROUTER, /* scores the experts of a layer; never quantized */
     QC_ROLE_NORM,
     QC_ROLE_BIAS,
     QC_ROLE_TIED,    /* redundant copy of the embedding table: not stored again */
@@ -22,7 +23,8 @@ typedef enum {
 
 typedef struct qc_tensor_place {
     qc_tensor_role role;
-    int layer; /* -1 outside the layers */
+    int layer;  /* -1 outside the layers */
+    int expert; /* of its layer, -1 if it is none's */
 } qc_tensor_place;
 
 /* What a tensor is for. The first three exist once, the others in every layer. */
@@ -52,15 +54,20 @@ typedef enum {
     QC_SLOT_GATE_UP,        /* in one matrix: the rows of gate, then of up */
     QC_SLOT_POST_ATTN_NORM, /* of what attention adds to the stream */
     QC_SLOT_POST_MLP_NORM,  /* of what the MLP adds */
+    QC_SLOT_ROUTER,         /* in layers with experts, which have no gate, up and down of their own */
+    QC_SLOT_EXPERT_GATE,    /* this and the following exist in every expert of the layer */
+    QC_SLOT_EXPERT_UP,
+    QC_SLOT_EXPERT_DOWN,
     QC_N_SLOTS
 } qc_slot;
-#define QC_SLOT_FIRST_IN_LAYER QC_SLOT_ATTN_NORM
+#define QC_SLOT_FIRST_IN_LAYER  QC_SLOT_ATTN_NORM
+#define QC_SLOT_FIRST_IN_EXPERT QC_SLOT_EXPERT_GATE
 
 typedef struct qc_model {
     const qc_source *src; /* borrowed */
     qc_model_config config;
     qc_tensor_place *places; /* [src->n_tensors], owned */
-    int64_t *tensors;        /* tensor numbers by layer and slot, see qc_model_tensor; owned */
+    int64_t *tensors;        /* tensor numbers by layer, slot and expert, see qc_model_tensor; owned */
 } qc_model;
 
 /* Read the config and account for every tensor of the source: each gets a place, shapes and element types are
@@ -71,8 +78,11 @@ int qc_model_open(const qc_source *src, qc_model *ret, qc_err *err) QC_WARN_UNUS
 void qc_model_close(qc_model *model);
 
 /* Number of the tensor of a slot; layer is ignored for the slots outside the layers. -1 if the model has
- * none. The head of a tied model is the embedding table. */
+ * none. The head of a tied model is the embedding table. Slots of experts: of expert 0. */
 int64_t qc_model_tensor(const qc_model *model, int layer, qc_slot slot);
+
+/* The same for one expert; other slots do not ask which. */
+int64_t qc_model_expert_tensor(const qc_model *model, int layer, qc_slot slot, int64_t expert);
 
 /* First element of a tensor that is a NaN or infinity; *ret_row = -1 if there is none. */
 int qc_model_find_nonfinite(const qc_model *model, int64_t tensor, int64_t *ret_row, int64_t *ret_col,
@@ -103,7 +113,8 @@ uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens);
 uint64_t qc_layer_bytes(const qc_model_config *config);
 
 /* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. The same
- * bits as the two halves of qc_layer_stage_input and qc_layer_stage_output. */
+ * bits as the two halves of qc_layer_stage_input and qc_layer_stage_output, and as the experts one after the
+ * other. */
 int qc_layer_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens,
                      qc_err *err) QC_WARN_UNUSED;
 
@@ -121,17 +132,34 @@ typedef struct qc_part {
 int qc_layer_forward_parts(const qc_layer *layer, qc_workspace *ws, float *x, const qc_part *parts,
                            int64_t n_parts, qc_err *err) QC_WARN_UNUSED;
 
-/* Matrices of a layer that share one input, in the order of the computation. */
-typedef enum { QC_STAGE_QKV, QC_STAGE_O, QC_STAGE_GATE_UP, QC_STAGE_DOWN, QC_N_STAGES } qc_stage;
+/* Matrices of a layer that share one input, in the order of the computation. A layer has either the third and
+ * fourth or, if it has experts, the last two: these are stages of each expert, whose inputs are the rows of
+ * the tokens that the router sends to it. */
+typedef enum {
+    QC_STAGE_QKV,
+    QC_STAGE_O,
+    QC_STAGE_GATE_UP,
+    QC_STAGE_DOWN,
+    QC_STAGE_EXPERT_GATE_UP,
+    QC_STAGE_EXPERT_DOWN,
+    QC_N_STAGES
+} qc_stage;
+#define QC_N_DENSE_STAGES 4 /* the first ones: what a layer without experts has */
 
-/* Static name of a stage ("qkv", "o", "gate_up", "down"), its matrices as the family stores them (slots,
- * ended by QC_N_SLOTS) and the width of its input. */
+/* Static name of a stage ("qkv", "o", "gate_up", "down", "expert_gate_up", "expert_down"), its matrices as
+ * the family stores them (slots, ended by QC_N_SLOTS) and the width of its input. */
 const char *qc_stage_name(qc_stage stage);
 const qc_slot *qc_stage_slots(const qc_family *family, qc_stage stage);
 int64_t qc_stage_width(const qc_model_config *config, qc_stage stage);
 
+/* Has a layer the stage, and how many times: once, or once per expert? */
+bool qc_stage_present(const qc_model_config *config, int layer, qc_stage stage);
+int64_t qc_stage_experts(const qc_model_config *config, qc_stage stage);
+
 /* u[n_tokens, width] = input of a stage's matrices for one sequence whose residual is x[n_tokens, hidden],
- * computed with the layer's present weights (and, if set, with quantized activations, u itself included). */
+ * computed with the layer's present weights (and, if set, with quantized activations, u itself included).
+ * QC_STAGE_EXPERT_GATE_UP: of every token, whichever experts it goes to. Not for QC_STAGE_EXPERT_DOWN, see
+ * qc_layer_expert_down_input. */
 int qc_layer_stage_input(const qc_layer *layer, qc_workspace *ws, qc_stage stage, const float *x, float *u,
                          int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
 
@@ -144,9 +172,27 @@ int qc_layer_stage_output(const qc_layer *layer, qc_workspace *ws, qc_stage stag
  * norm behind it. */
 bool qc_stage_adds_product(const qc_model_config *config, qc_stage stage);
 
-/* Replace a matrix as it is stored (values from rows of fetch, shape as before) or a vector (host memory) of
- * a prepared layer. */
-int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, qc_fetch_rows_fn fetch, void *ctx,
+/* Experts that each token of one sequence goes to, experts and weights [n_tokens, n_chosen] in host memory:
+ * the most probable first, each with what its output is multiplied by. */
+int qc_layer_route(const qc_layer *layer, qc_workspace *ws, const float *x, int64_t n_tokens,
+                   int32_t *experts, float *weights, qc_err *err) QC_WARN_UNUSED;
+
+/* Sort a routing by experts: expert e has the tokens (ascending) and weights of entries first[e] .. first[e +
+ * 1] - 1. first[n_experts + 1]; tokens and token_weights [n_tokens * n_chosen]. */
+void qc_routing_by_expert(const qc_model_config *config, const int32_t *experts, const float *weights,
+                          int64_t n_tokens, int64_t *first, int32_t *tokens, float *token_weights);
+
+/* One expert: h[n_rows, expert_ffn] = input of its down matrix for inputs u[n_rows, hidden] of its stage
+ * QC_STAGE_EXPERT_GATE_UP; x[tokens[i], :] += weights[i] * (down h[i, :]). */
+int qc_layer_expert_down_input(const qc_layer *layer, qc_workspace *ws, int64_t expert, const float *u,
+                               float *h, int64_t n_rows, qc_err *err) QC_WARN_UNUSED;
+int qc_layer_expert_output(const qc_layer *layer, qc_workspace *ws, int64_t expert, const float *h,
+                           const int32_t *tokens, const float *weights, int64_t n_rows, float *x,
+                           qc_err *err) QC_WARN_UNUSED;
+
+/* Replace a matrix as it is stored (values from rows of fetch, shape as before; of an expert, if it is a slot
+ * of experts) or a vector (host memory) of a prepared layer. */
+int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
                         qc_err *err) QC_WARN_UNUSED;
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err) QC_WARN_UNUSED;
 

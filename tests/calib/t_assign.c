@@ -118,7 +118,7 @@ static void second_moments(fixture *f, const qc_unit *unit, int64_t n, float *h)
         for (int layer = 0; layer <= unit->layer; layer++) {
             qc_layer *weights;
             must(qc_layer_load(&f->model, f->be, layer, &weights, &err), &err);
-            for (int stage = 0; stage < QC_N_STAGES; stage++) {
+            for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
                 must(qc_layer_stage_input(weights, ws, (qc_stage)stage, x, u, LENGTH, &err), &err);
                 for (int64_t t = 0; t < LENGTH && layer == unit->layer && stage == (int)unit->stage; t++)
                     for (int64_t i = 0; i < n * n; i++)

@@ -71,7 +71,7 @@ static void setup(fixture *f, mem_source *src, const qc_policy *policy, int laye
     check(qc_workspace_new(&f->model, f->be, LENGTH, &f->ws, &err), &err);
     check(qc_layer_load(&f->model, f->be, layer, &f->layer, &err), &err);
     f->hidden = f->model.config.hidden;
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         int64_t width = qc_stage_width(&f->model.config, (qc_stage)stage);
         f->widest = width > f->widest ? width : f->widest;
     }
@@ -136,10 +136,11 @@ static double difference(const float *a, const float *b, int64_t n)
 /* Sites of a layer with scales of their own; only those without a norm before them are left out. */
 static int scaled_sites(const fixture *f, const qc_layer_fold *fold)
 {
-    static const qc_slot norms[QC_N_STAGES] = {QC_SLOT_ATTN_NORM, QC_N_SLOTS, QC_SLOT_MLP_NORM, QC_N_SLOTS};
+    static const qc_slot norms[QC_N_DENSE_STAGES] = {QC_SLOT_ATTN_NORM, QC_N_SLOTS, QC_SLOT_MLP_NORM,
+                                                     QC_N_SLOTS};
     int n = 0;
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
-        if (norms[stage] != QC_N_SLOTS && !qc_slot_present(&f->model.config, norms[stage])) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
+        if (norms[stage] != QC_N_SLOTS && !qc_slot_present(&f->model.config, 0, norms[stage])) {
             ck_assert_ptr_nonnull(strstr(fold->records[stage].skipped, "no norm stands before"));
             ck_assert_ptr_null(fold->in[qc_stage_slots(f->model.config.family, (qc_stage)stage)[0]]);
             continue;
@@ -157,7 +158,7 @@ static void expect_same_layer(fixture *f, const qc_layer_fold *fold, const qc_la
     float *before = qc_alloc((size_t)(LENGTH * f->widest), sizeof(float)),
           *x = qc_alloc((size_t)(TOKENS * f->hidden), sizeof(float));
     embed(f, f->x);
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         const float *in = fold->in[qc_stage_slots(f->model.config.family, (qc_stage)stage)[0]];
         int64_t width = qc_stage_width(&f->model.config, (qc_stage)stage), n = LENGTH * width;
         ck_assert_int_eq(qc_layer_stage_input(f->layer, f->ws, (qc_stage)stage, f->x, before, LENGTH, NULL),
@@ -239,7 +240,7 @@ START_TEST(skipped_sites)
         setup(&f, mem_tiny("qwen3"), &policy, 0);
         qc_layer_fold fold = choose(&f, &options, 0);
         int n = 0;
-        for (int stage = 0; stage < QC_N_STAGES; stage++)
+        for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
             n += fold.records[stage].skipped != NULL;
         ck_assert_int_eq(n, cases[i].n);
         for (int k = 0; k < n; k++) {
@@ -341,7 +342,7 @@ static void expect_h_of_folded_inputs(fixture *f, const qc_journal *journal, con
     ck_assert_msg(fabs(got - after) <= 1e-4 * after, "mean of diag(H) %g, %g with scales, %g without", got,
                   after, before);
     ck_assert_str_eq(record.matrices[0].method, method);
-    ck_assert_int_eq(record.n_folds, QC_N_STAGES);
+    ck_assert_int_eq(record.n_folds, QC_N_DENSE_STAGES);
     ck_assert_str_eq(record.folds[0].stage, "qkv");
     ck_assert_str_ne(record.folds[0].choice, QC_FOLD_IDENTITY);
     for (int64_t j = 0; j < n; j++)

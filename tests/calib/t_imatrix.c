@@ -105,7 +105,7 @@ START_TEST(round_trip)
     ck_assert_msg(qc_imatrix_open(f.path, &f.model, &im, &err) == QC_OK, "%s", err.msg);
     float want[256];
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++)
-        for (int s = 0; s < QC_N_STAGES; s++) {
+        for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
             ck_assert_int_eq(qc_stats_column_weights(file, be, layer, (qc_stage)s, want, &err), QC_OK);
             for (const qc_slot *slot = qc_stage_slots(f.model.config.family, (qc_stage)s);
                  *slot != QC_N_SLOTS; slot++) {

@@ -198,7 +198,7 @@ START_TEST(against_float64)
     }
     qc_hessian_clear(&hs);
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++) /* every stage saw every token */
-        for (int s = 0; s < QC_N_STAGES; s++) {
+        for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
             ck_assert_int_eq(qc_hessian_init(&hs, f.be, qc_stats_of(file)->widths[s], 0, &err), QC_OK);
             ck_assert_int_eq(qc_stats_append(file, layer, (qc_stage)s, &hs, &err), QC_OK);
             ck_assert_int_eq(hs.n_tokens, n);
@@ -231,11 +231,11 @@ static int read_all(const fixture *f, const char *path, qc_err *err)
     qc_stats_file *file;
     QC_TRY(qc_stats_open(path, &file, err));
     int rc = QC_OK;
-    for (int k = 0; k < (int)qc_stats_of(file)->n_layers * QC_N_STAGES && rc == QC_OK; k++) {
+    for (int k = 0; k < (int)qc_stats_of(file)->n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++) {
         qc_hessian hs;
-        ck_assert_int_eq(qc_hessian_init(&hs, f->be, qc_stats_of(file)->widths[k % QC_N_STAGES], 0, err),
-                         QC_OK);
-        rc = qc_stats_append(file, k / QC_N_STAGES, (qc_stage)(k % QC_N_STAGES), &hs, err);
+        ck_assert_int_eq(
+            qc_hessian_init(&hs, f->be, qc_stats_of(file)->widths[k % QC_N_DENSE_STAGES], 0, err), QC_OK);
+        rc = qc_stats_append(file, k / QC_N_DENSE_STAGES, (qc_stage)(k % QC_N_DENSE_STAGES), &hs, err);
         qc_hessian_clear(&hs);
     }
     qc_stats_close(file);

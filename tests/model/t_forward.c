@@ -82,6 +82,9 @@ static const ablation ablations[] = {
     {"smollm3", "no layer rotates", "{\"no_rope_layers\": [0, 0, 0]}", NULL, EDIT_NONE},
     {"smollm3", "the layer without rope slides", "{\"use_sliding_window\": true, \"layer_types\": null}",
      NULL, EDIT_NONE},
+    {"qwen3_moe", "norm_topk_prob false", "{\"norm_topk_prob\": false}", NULL, EDIT_NONE},
+    {"qwen3_moe", "top 1 instead of top 2", "{\"num_experts_per_tok\": 1}", NULL, EDIT_NONE},
+    {"mixtral", "top 1 instead of top 2", "{\"num_experts_per_tok\": 1}", NULL, EDIT_NONE},
 };
 
 static void edit(mem_source *m, const ablation *a)
@@ -399,7 +402,7 @@ START_TEST(activations_per_stage)
     ck_assert_int_eq(qc_layer_load(&model, be, 0, &off, NULL), QC_OK);
     ck_assert_int_eq(qc_layer_load(&model, be, 0, &on, NULL), QC_OK);
     ck_assert_int_eq(qc_model_embed(&model, ids, ACT_TOKENS, x, NULL), QC_OK);
-    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         int64_t width = qc_stage_width(&model.config, (qc_stage)stage);
         expect_quantized(off, on, ws, (qc_stage)stage, width, x, 8, 0);
         expect_quantized(off, on, ws, (qc_stage)stage, width, x, 4, 0);

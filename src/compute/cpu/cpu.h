@@ -45,6 +45,13 @@ int qc_cpu_score(qc_backend *be, qc_score *scores, const float *logits_a, const 
                  const int32_t *targets, int64_t n_tokens, int64_t vocab0, int64_t n_vocab, float softcap,
                  qc_err *err);
 
+int qc_cpu_route(qc_backend *be, int32_t *ids, float *weights, const float *logits, int64_t ld,
+                 int64_t n_tokens, int64_t n_experts, int64_t n_chosen, bool renormalise, qc_err *err);
+int qc_cpu_gather_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, int64_t n_rows,
+                       int64_t dim, qc_err *err);
+int qc_cpu_add_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, const float *alpha,
+                    int64_t n_rows, int64_t dim, qc_err *err);
+
 int qc_cpu_linear_bf16(qc_backend *be, float *y, int64_t ldy, const float *x, int64_t ldx, const qc_weight *w,
                        const float *bias, int64_t n_tokens, bool accumulate, qc_err *err);
 
