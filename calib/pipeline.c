@@ -1,14 +1,9 @@
-#include "pipeline.h"
+#include "pipeline_internal.h"
 
-#include "family.h"
-#include "fold_layer.h"
-#include "hessian.h"
-#include "layer_record.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_math.h"
 #include "qc_time.h"
-#include "stream.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -22,33 +17,6 @@ enum { FOLD_TOKENS = 4096 };
 
 /* Rows of a matrix that are solved at once: 64 MiB of float32. */
 #define SOLVE_ELEMS (16 << 20)
-
-typedef struct pipeline {
-    const qc_convert_plan *plan;
-    const qc_model *model;
-    qc_backend *be;
-    const qc_corpus *corpus;
-    const qc_pipeline_options *options;
-    qc_journal *journal;
-    qc_workspace *ws;
-    qc_stream x;     /* residual stream that statistics are taken from */
-    qc_stream x_ref; /* that of the 16-bit model, for corrected targets */
-    qc_stream
-        kept; /* inputs of the stage that is being quantized, for its output: [tokens, widest of o, down] */
-    float *host;                                           /* staging of spilled streams */
-    float *buffer_x, *buffer_ref, *buffer_u, *buffer_diff; /* one window each, backend memory */
-    double work_done, work_all;
-} pipeline;
-
-/* The layer in work. */
-typedef struct layer_job {
-    pipeline *p;
-    int index;
-    qc_layer *layer; /* becomes the quantized one, matrix by matrix */
-    qc_layer *ref;   /* the 16-bit one; NULL unless targets are corrected */
-    qc_layer_fold fold;
-    qc_layer_record record;
-} layer_job;
 
 void qc_pipeline_record_name(int layer, char *ret, size_t cap_bytes)
 {
@@ -65,9 +33,23 @@ static bool keeps_output(qc_stage stage)
     return stage == QC_STAGE_O || stage == QC_STAGE_DOWN;
 }
 
+/* Has any layer the stage? */
+static bool has_stage(const qc_model_config *c, qc_stage stage)
+{
+    for (int layer = 0; layer < c->n_layers; layer++)
+        if (qc_stage_present(c, layer, stage))
+            return true;
+    return false;
+}
+
 static int64_t kept_width(const qc_model_config *c)
 {
-    return qc_max_i64(qc_stage_width(c, QC_STAGE_O), qc_stage_width(c, QC_STAGE_DOWN));
+    static const qc_stage kept[] = {QC_STAGE_O, QC_STAGE_DOWN, QC_STAGE_EXPERT_GATE_UP};
+    int64_t width = 0;
+    for (int i = 0; i < 3; i++)
+        if (has_stage(c, kept[i]))
+            width = qc_max_i64(width, qc_stage_width(c, kept[i]));
+    return width;
 }
 
 static int64_t widest(const qc_model_config *c)
@@ -75,15 +57,15 @@ static int64_t widest(const qc_model_config *c)
     return qc_max_i64(kept_width(c), c->hidden);
 }
 
-static const qc_slot *slots_of(const pipeline *p, qc_stage stage)
+static const qc_slot *slots_of(const qc_pipeline *p, qc_stage stage)
 {
     return qc_stage_slots(p->model->config.family, stage);
 }
 
 /* ---- streams ---- */
 
-/* Window i of a stream in backend memory: in place where that is possible, else copied to `buffer`. */
-static int borrow(pipeline *p, const qc_stream *s, int64_t window, float *buffer, float **ret, qc_err *err)
+int qc_pipeline_borrow(qc_pipeline *p, const qc_stream *s, int64_t window, float *buffer, float **ret,
+                       qc_err *err)
 {
     int64_t n = p->corpus->length, at = window * n;
     if (p->be->host_memory && s->data) {
@@ -95,8 +77,8 @@ static int borrow(pipeline *p, const qc_stream *s, int64_t window, float *buffer
     return p->be->upload(p->be, buffer, p->host, n * s->hidden, err);
 }
 
-static int give_back(pipeline *p, qc_stream *s, int64_t window, const float *x, const float *buffer,
-                     qc_err *err)
+int qc_pipeline_give_back(qc_pipeline *p, qc_stream *s, int64_t window, const float *x, const float *buffer,
+                          qc_err *err)
 {
     int64_t n = p->corpus->length;
     if (x != buffer)
@@ -105,7 +87,7 @@ static int give_back(pipeline *p, qc_stream *s, int64_t window, const float *x, 
     return qc_stream_put(s, window * n, n, p->host, err);
 }
 
-static int embed_all(pipeline *p, qc_err *err)
+static int embed_all(qc_pipeline *p, qc_err *err)
 {
     int64_t n = p->corpus->length;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
@@ -118,7 +100,7 @@ static int embed_all(pipeline *p, qc_err *err)
 }
 
 /* A layer's weights or its inputs were broken: say where, not just that the end is no number. */
-static int check_stream(pipeline *p, const qc_stream *s, int layer, qc_err *err)
+static int check_stream(qc_pipeline *p, const qc_stream *s, int layer, qc_err *err)
 {
     int64_t n = p->corpus->length, bad;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
@@ -139,7 +121,7 @@ static int check_stream(pipeline *p, const qc_stream *s, int layer, qc_err *err)
     return QC_OK;
 }
 
-static int advance(pipeline *p, double work, qc_err *err)
+int qc_pipeline_advance(qc_pipeline *p, double work, qc_err *err)
 {
     p->work_done += work;
     if (p->options->progress && p->work_all > 0)
@@ -149,16 +131,7 @@ static int advance(pipeline *p, double work, qc_err *err)
 
 /* ---- statistics of one stage ---- */
 
-typedef struct stage_stats {
-    qc_hessian hessian;
-    const float *h; /* of the hessian, after finish */
-    /* with correction, else NULL: what the quantized model lacks, against the stage's input x */
-    float *drift; /* sum of (x16 - x) x^T, [n, n], x16 the input in the 16-bit model */
-    float *lack;  /* where the product is added to the stream: sum of (y16 - y) x^T / the residual scale,
-                   * [hidden, n], y16 and y the streams after that, y with the 16-bit matrix */
-} stage_stats;
-
-static void stage_stats_clear(stage_stats *s, qc_backend *be)
+void qc_stage_stats_clear(qc_stage_stats *s, qc_backend *be)
 {
     qc_hessian_clear(&s->hessian);
     if (s->drift)
@@ -169,18 +142,18 @@ static void stage_stats_clear(stage_stats *s, qc_backend *be)
 
 /* One window of a stage whose product is not added to the stream as it is: the inputs of the 16-bit stream
  * against u; that stream moves on if the stage ends in it. */
-static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
-                     stage_stats *stats, qc_err *err)
+static int add_drift(qc_layer_job *j, qc_stage stage, int64_t window, const float *u, int64_t width,
+                     qc_stage_stats *stats, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     qc_backend *be = p->be;
     int64_t n = p->corpus->length;
     float *x16;
-    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
+    QC_TRY(qc_pipeline_borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
     QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x16, p->buffer_diff, n, err));
     if (keeps_output(stage)) {
         QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x16, n, err));
-        QC_TRY(give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
+        QC_TRY(qc_pipeline_give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
     }
     QC_TRY(be->add(be, p->buffer_diff, u, -1, n * width, err));
     return be->gram(be, stats->drift, p->buffer_diff, width, u, width, n, width, width, 1, err);
@@ -188,17 +161,17 @@ static int add_drift(layer_job *j, qc_stage stage, int64_t window, const float *
 
 /* One window of a stage whose product is added to the stream x: the 16-bit stream moves on, and what x would
  * lack of it after this stage with its 16-bit matrix is taken against u. */
-static int add_lack(layer_job *j, qc_stage stage, int64_t window, const float *x, const float *u,
-                    int64_t width, stage_stats *stats, qc_err *err)
+static int add_lack(qc_layer_job *j, qc_stage stage, int64_t window, const float *x, const float *u,
+                    int64_t width, qc_stage_stats *stats, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, hidden = p->model->config.hidden;
     float *x16;
-    QC_TRY(borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
+    QC_TRY(qc_pipeline_borrow(p, &p->x_ref, window, p->buffer_ref, &x16, err));
     QC_TRY(qc_layer_stage_input(j->ref, p->ws, stage, x16, p->buffer_diff, n, err));
     QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, p->buffer_diff, x16, n, err));
-    QC_TRY(give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
+    QC_TRY(qc_pipeline_give_back(p, &p->x_ref, window, x16, p->buffer_ref, err));
     QC_TRY(be->scale(be, p->buffer_diff, x, 1, n * hidden, err));
     QC_TRY(qc_layer_stage_output(j->ref, p->ws, stage, u, p->buffer_diff, n, err));
     QC_TRY(be->scale(be, p->buffer_diff, p->buffer_diff, -1, n * hidden, err));
@@ -209,9 +182,9 @@ static int add_lack(layer_job *j, qc_stage stage, int64_t window, const float *x
     return be->gram(be, stats->lack, p->buffer_diff, hidden, u, width, n, hidden, width, 1, err);
 }
 
-static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err)
+static int collect(qc_layer_job *j, qc_stage stage, qc_stage_stats *stats, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     qc_backend *be = p->be;
     int64_t n = p->corpus->length, width = qc_stage_width(&p->model->config, stage);
     QC_TRY(qc_hessian_init(&stats->hessian, be, width, 0, err));
@@ -223,12 +196,12 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x, *u = p->buffer_u;
         double start = qc_now_seconds();
-        QC_TRY(borrow(p, &p->x, i, p->buffer_x, &x, err));
+        QC_TRY(qc_pipeline_borrow(p, &p->x, i, p->buffer_x, &x, err));
         if (keeps_output(stage) && be->host_memory && p->kept.data)
             u = p->kept.data + i * n * width; /* the stream's rows are as wide as this stage needs */
         QC_TRY(qc_layer_stage_input(j->layer, p->ws, stage, x, u, n, err));
         if (keeps_output(stage))
-            QC_TRY(give_back(p, &p->kept, i, u, p->buffer_u, err));
+            QC_TRY(qc_pipeline_give_back(p, &p->kept, i, u, p->buffer_u, err));
         j->record.times.forward += qc_now_seconds() - start;
         start = qc_now_seconds();
         QC_TRY(qc_hessian_add(&stats->hessian, u, width, n, err));
@@ -239,7 +212,7 @@ static int collect(layer_job *j, qc_stage stage, stage_stats *stats, qc_err *err
         if (stats->lack)
             QC_TRY(add_lack(j, stage, i, x, u, width, stats, err));
         j->record.times.forward += qc_now_seconds() - start;
-        QC_TRY(advance(p, (double)(width * n), err));
+        QC_TRY(qc_pipeline_advance(p, (double)(width * n), err));
     }
     double start = qc_now_seconds();
     const float *sum_abs;
@@ -289,8 +262,8 @@ static qc_code_rows rows_from(const matrix_job *m, int64_t row, int64_t n)
 }
 
 /* Columns that are next to dead can take any number where nothing damps them. */
-static int correct_rows(const layer_job *j, const matrix_job *m, qc_gptq_input *input,
-                        const stage_stats *stats, int64_t row, int64_t n, qc_err *err)
+static int correct_rows(const qc_layer_job *j, const matrix_job *m, qc_gptq_input *input,
+                        const qc_stage_stats *stats, int64_t row, int64_t n, qc_err *err)
 {
     const qc_pipeline_options *o = j->p->options;
     QC_TRY(qc_gptq_correct_target(input, stats->drift, stats->lack ? stats->lack + row * m->n_cols : NULL,
@@ -304,8 +277,8 @@ static int correct_rows(const layer_job *j, const matrix_job *m, qc_gptq_input *
         j->p->model->src->path, m->info->name, o->correct, o->gptq_options.damp, o->shrink);
 }
 
-static int solve_matrix(layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input *input,
-                        const stage_stats *stats, qc_matrix_record *record, qc_err *err)
+static int solve_matrix(qc_layer_job *j, qc_slot slot, matrix_job *m, qc_gptq_input *input,
+                        const qc_stage_stats *stats, qc_matrix_record *record, qc_err *err)
 {
     const qc_source *src = j->p->model->src;
     int64_t step = rows_per_solve(m->n_rows, m->n_cols);
@@ -347,17 +320,22 @@ static int fetch_decoded(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc
     return QC_OK;
 }
 
-static const qc_convert_item *planned(const pipeline *p, int64_t tensor)
+static void matrix_job_init(const qc_pipeline *p, int layer, qc_slot slot, int64_t expert, matrix_job *m)
 {
-    return qc_convert_plan_item(p->plan, tensor);
-}
-
-static void matrix_job_init(const pipeline *p, int layer, qc_slot slot, matrix_job *m)
-{
-    int64_t tensor = qc_model_tensor(p->model, layer, slot);
-    *m = (matrix_job){.item = planned(p, tensor), .info = p->model->src->info(p->model->src, tensor)};
+    int64_t tensor = qc_model_expert_tensor(p->model, layer, slot, expert);
+    *m = (matrix_job){.item = qc_pipeline_planned(p, tensor),
+                      .info = p->model->src->info(p->model->src, tensor)};
     m->n_rows = qc_tensor_rows(m->info);
     m->n_cols = qc_tensor_cols(m->info);
+}
+
+/* "layer 3, qkv", "layer 3, expert 17, expert_down" */
+static void stage_subject(const qc_layer_job *j, qc_stage stage, int64_t expert, char ret[64])
+{
+    if (stage < QC_N_DENSE_STAGES)
+        snprintf(ret, 64, "layer %d, %s", j->index, qc_stage_name(stage));
+    else
+        snprintf(ret, 64, "layer %d, expert %lld, %s", j->index, (long long)expert, qc_stage_name(stage));
 }
 
 static const char *order_name(qc_gptq_order order)
@@ -365,25 +343,27 @@ static const char *order_name(qc_gptq_order order)
     return order == QC_ORDER_NATURAL ? "none" : order == QC_ORDER_STATIC ? "static" : "min-pivot";
 }
 
-static int quantize_matrix(layer_job *j, qc_slot slot, qc_gptq_input *input, const stage_stats *stats,
-                           const qc_gptq_input_info *info, double seconds_before, qc_err *err)
+/* input: prepared for `gptq`, or to round to nearest */
+static int quantize_matrix(qc_layer_job *j, qc_slot slot, int64_t expert, qc_gptq_input *input, bool gptq,
+                           const qc_stage_stats *stats, const qc_gptq_input_info *info, double seconds_before,
+                           qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     matrix_job m;
     double start = qc_now_seconds();
-    matrix_job_init(p, j->index, slot, &m);
-    qc_matrix_record record = {
-        .name = (char *)(uintptr_t)m.info->name,
-        .method = p->options->gptq && !info->failed ? "gptq" : "rtn",
-        .order = p->options->gptq && !info->failed ? order_name(p->options->gptq_options.order) : NULL,
-        .input = *info,
-        .tokens = stats->hessian.n_tokens};
+    matrix_job_init(p, j->index, slot, expert, &m);
+    qc_matrix_record record = {.name = (char *)(uintptr_t)m.info->name,
+                               .method = gptq && !info->failed ? "gptq" : "rtn",
+                               .order =
+                                   gptq && !info->failed ? order_name(p->options->gptq_options.order) : NULL,
+                               .input = *info,
+                               .tokens = stats->hessian.n_tokens};
     int rc = matrix_job_alloc(&m, err);
     if (rc == QC_OK && (rc = solve_matrix(j, slot, &m, input, stats, &record, err)) == QC_OK) {
         double pack = qc_now_seconds();
         rc = qc_journal_put_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, &m.rows, err);
         if (rc == QC_OK && !p->options->original_inputs)
-            rc = qc_layer_set_matrix(j->layer, slot, 0, fetch_decoded, &m, err);
+            rc = qc_layer_set_matrix(j->layer, slot, expert, fetch_decoded, &m, err);
         j->record.times.pack += qc_now_seconds() - pack;
     }
     matrix_job_clear(&m);
@@ -393,12 +373,11 @@ static int quantize_matrix(layer_job *j, qc_slot slot, qc_gptq_input *input, con
 
 /* ---- one stage ---- */
 
-static int note_input(layer_job *j, qc_stage stage, const qc_gptq_input_info *info, qc_err *err)
+static int note_input(qc_layer_job *j, qc_stage stage, int64_t expert, const qc_gptq_input_info *info,
+                      qc_err *err)
 {
     char subject[64];
-    snprintf(subject, sizeof subject, "layer %d, %s", j->index, qc_stage_name(stage));
-    if (!j->p->options->gptq)
-        return QC_OK;
+    stage_subject(j, stage, expert, subject);
     if (info->failed && info->n_dead == qc_stage_width(&j->p->model->config, stage))
         return qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "rtn_fallback", subject, 1, err,
                             "all inputs are 0 in all calibration tokens");
@@ -414,39 +393,40 @@ static int note_input(layer_job *j, qc_stage stage, const qc_gptq_input_info *in
     return QC_OK;
 }
 
-/* slots: of a stage, up to QC_N_SLOTS. */
-static bool any_quantized(const layer_job *j, const qc_slot *slots)
+bool qc_stage_any_quantized(const qc_layer_job *j, const qc_slot *slots, int64_t expert)
 {
     for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++)
-        if (planned(j->p, qc_model_tensor(j->p->model, j->index, *s))->action == QC_ACTION_QUANTIZED)
+        if (qc_pipeline_planned(j->p, qc_model_expert_tensor(j->p->model, j->index, *s, expert))->action ==
+            QC_ACTION_QUANTIZED)
             return true;
     return false;
 }
 
-/* slots: matrices of the stage, up to QC_N_SLOTS. */
-static int quantize_stage(layer_job *j, qc_stage stage, const qc_slot *slots, const stage_stats *stats,
-                          qc_err *err)
+int qc_stage_quantize(qc_layer_job *j, qc_stage stage, int64_t expert, const qc_slot *slots,
+                      const qc_stage_stats *stats, bool by_nearest, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     qc_gptq_input *input = NULL;
     qc_gptq_input_info info;
+    bool gptq = p->options->gptq && !by_nearest;
     double start = qc_now_seconds(), seconds;
-    int rc = qc_gptq_input_new(p->be, stats->h, stats->hessian.n,
-                               p->options->gptq ? &p->options->gptq_options : NULL, &input, &info, err);
+    int rc = qc_gptq_input_new(p->be, stats->h, stats->hessian.n, gptq ? &p->options->gptq_options : NULL,
+                               &input, &info, err);
     if (rc < 0) {
-        char why[QC_ERR_MSG_BYTES] = "";
+        char why[QC_ERR_MSG_BYTES] = "", subject[64];
+        stage_subject(j, stage, expert, subject);
         if (rc == QC_E_INPUT)
             qc_model_blame_nonfinite(p->model, j->index, why);
-        return qc_err_prefix(err, "%s: layer %d, input of %s%s", p->model->src->path, j->index,
-                             qc_stage_name(stage), why);
+        return qc_err_prefix(err, "%s: %s: input%s", p->model->src->path, subject, why);
     }
     seconds = qc_now_seconds() - start;
     j->record.times.factor += seconds;
-    rc = note_input(j, stage, &info, err);
+    rc = gptq ? note_input(j, stage, expert, &info, err) : QC_OK;
     for (const qc_slot *s = slots; *s != QC_N_SLOTS && rc == QC_OK; s++) {
-        if (planned(p, qc_model_tensor(p->model, j->index, *s))->action != QC_ACTION_QUANTIZED)
+        if (qc_pipeline_planned(p, qc_model_expert_tensor(p->model, j->index, *s, expert))->action !=
+            QC_ACTION_QUANTIZED)
             continue;
-        rc = quantize_matrix(j, *s, input, stats, &info, seconds, err);
+        rc = quantize_matrix(j, *s, expert, input, gptq, stats, &info, seconds, err);
         seconds = 0;
     }
     qc_gptq_input_free(input);
@@ -454,44 +434,44 @@ static int quantize_stage(layer_job *j, qc_stage stage, const qc_slot *slots, co
 }
 
 /* x += output of the stage's kept inputs. */
-static int put_output(layer_job *j, qc_stage stage, qc_err *err)
+static int put_output(qc_layer_job *j, qc_stage stage, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     double start = qc_now_seconds();
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x, *u;
-        QC_TRY(borrow(p, &p->x, i, p->buffer_x, &x, err));
-        QC_TRY(borrow(p, &p->kept, i, p->buffer_u, &u, err));
+        QC_TRY(qc_pipeline_borrow(p, &p->x, i, p->buffer_x, &x, err));
+        QC_TRY(qc_pipeline_borrow(p, &p->kept, i, p->buffer_u, &u, err));
         QC_TRY(qc_layer_stage_output(j->layer, p->ws, stage, u, x, p->corpus->length, err));
-        QC_TRY(give_back(p, &p->x, i, x, p->buffer_x, err));
+        QC_TRY(qc_pipeline_give_back(p, &p->x, i, x, p->buffer_x, err));
     }
     j->record.times.forward += qc_now_seconds() - start;
     return QC_OK;
 }
 
-static int run_stage(layer_job *j, qc_stage stage, qc_err *err)
+static int run_stage(qc_layer_job *j, qc_stage stage, qc_err *err)
 {
-    pipeline *p = j->p;
-    stage_stats stats = {.drift = NULL};
+    qc_pipeline *p = j->p;
+    qc_stage_stats stats = {.drift = NULL};
     const qc_slot *slots = slots_of(j->p, stage);
     p->kept.hidden = qc_stage_width(&p->model->config, stage);
     int rc = collect(j, stage, &stats, err);
-    if (rc == QC_OK && any_quantized(j, slots))
-        rc = quantize_stage(j, stage, slots, &stats, err);
-    stage_stats_clear(&stats, p->be);
+    if (rc == QC_OK && qc_stage_any_quantized(j, slots, 0))
+        rc = qc_stage_quantize(j, stage, 0, slots, &stats, false, err);
+    qc_stage_stats_clear(&stats, p->be);
     return rc == QC_OK && keeps_output(stage) ? put_output(j, stage, err) : rc;
 }
 
 /* ---- given statistics ---- */
 
 /* Matrices of a stage that have the statistics of the first of them. */
-static int run_given(layer_job *j, qc_stage stage, const qc_slot *slots, qc_err *err)
+static int run_given(qc_layer_job *j, qc_stage stage, const qc_slot *slots, qc_err *err)
 {
-    pipeline *p = j->p;
-    stage_stats stats = {.drift = NULL};
+    qc_pipeline *p = j->p;
+    qc_stage_stats stats = {.drift = NULL};
     int64_t tensor = qc_model_tensor(p->model, j->index, slots[0]),
             width = qc_stage_width(&p->model->config, stage);
-    if (!any_quantized(j, slots))
+    if (!qc_stage_any_quantized(j, slots, 0))
         return QC_OK;
     double start = qc_now_seconds();
     int rc = qc_given_stats_load(p->options->given, p->be, j->index, stage, slots[0], &stats.hessian,
@@ -504,13 +484,13 @@ static int run_given(layer_job *j, qc_stage stage, const qc_slot *slots, qc_err 
                           p->model->src->info(p->model->src, tensor)->name, 1, err,
                           "the importance matrix has nothing about it: all columns count alike");
     if (rc == QC_OK)
-        rc = quantize_stage(j, stage, slots, &stats, err);
-    stage_stats_clear(&stats, p->be);
+        rc = qc_stage_quantize(j, stage, 0, slots, &stats, false, err);
+    qc_stage_stats_clear(&stats, p->be);
     return rc;
 }
 
 /* An importance matrix has statistics of each matrix, a statistics file of each stage. */
-static int run_given_stage(layer_job *j, qc_stage stage, qc_err *err)
+static int run_given_stage(qc_layer_job *j, qc_stage stage, qc_err *err)
 {
     const qc_slot *slots = slots_of(j->p, stage);
     if (qc_given_stats_info(j->p->options->given))
@@ -522,7 +502,7 @@ static int run_given_stage(layer_job *j, qc_stage stage, qc_err *err)
 
 /* ---- one layer ---- */
 
-static int finish_record(layer_job *j, qc_err *err)
+static int finish_record(qc_layer_job *j, qc_err *err)
 {
     char name[32];
     qc_pipeline_record_name(j->index, name, sizeof name);
@@ -534,9 +514,9 @@ static int finish_record(layer_job *j, qc_err *err)
     return rc == QC_OK ? qc_journal_end_layer(j->p->journal, err) : rc;
 }
 
-static int load_layers(layer_job *j, qc_err *err)
+static int load_layers(qc_layer_job *j, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     double start = qc_now_seconds();
     QC_TRY(qc_layer_load(p->model, p->be, j->index, &j->layer, err));
     if (p->x_ref.n_tokens)
@@ -546,11 +526,13 @@ static int load_layers(layer_job *j, qc_err *err)
 }
 
 /* The layer's inputs are rounded while running, as planned. */
-static void set_acts(layer_job *j)
+static void set_acts(qc_layer_job *j)
 {
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
-        const qc_convert_item *item =
-            planned(j->p, qc_model_tensor(j->p->model, j->index, slots_of(j->p, (qc_stage)stage)[0]));
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        if (!qc_stage_present(&j->p->model->config, j->index, (qc_stage)stage))
+            continue;
+        const qc_convert_item *item = qc_pipeline_planned(
+            j->p, qc_model_tensor(j->p->model, j->index, slots_of(j->p, (qc_stage)stage)[0]));
         qc_layer_set_acts(j->layer, (qc_stage)stage, item->act_bits, item->act_group);
     }
 }
@@ -563,7 +545,7 @@ static int64_t fold_windows(const qc_corpus *corpus)
     return qc_min_i64(corpus->n_windows, qc_max_i64(1, FOLD_TOKENS / corpus->length));
 }
 
-static int note_fold(layer_job *j, qc_stage stage, qc_err *err)
+static int note_fold(qc_layer_job *j, qc_stage stage, qc_err *err)
 {
     const qc_fold_record *r = &j->fold.records[stage];
     char subject[64];
@@ -588,9 +570,9 @@ static int note_fold(layer_job *j, qc_stage stage, qc_err *err)
     return qc_layer_record_add_fold(&j->record, &figures, err);
 }
 
-static int choose_folds(layer_job *j, float *x, qc_err *err)
+static int choose_folds(qc_layer_job *j, float *x, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     int64_t n = p->corpus->length, hidden = p->model->config.hidden;
     qc_fold_options options = p->options->fold;
     options.gptq = p->options->gptq ? &p->options->gptq_options : NULL;
@@ -614,9 +596,9 @@ static int choose_folds(layer_job *j, float *x, qc_err *err)
 }
 
 /* The statistics of all later steps see the folded layer. */
-static int fold_layer(layer_job *j, qc_err *err)
+static int fold_layer(qc_layer_job *j, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     const qc_source *src = p->model->src;
     if (p->options->fold.method == QC_FOLD_NONE)
         return QC_OK;
@@ -642,37 +624,40 @@ static int fold_layer(layer_job *j, qc_err *err)
     return qc_layer_fold_apply(&j->fold, p->model, j->index, j->layer, err);
 }
 
-static int quantize_layer(layer_job *j, qc_err *err)
+static int quantize_layer(qc_layer_job *j, qc_err *err)
 {
     QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
     QC_TRY(load_layers(j, err));
     QC_TRY(fold_layer(j, err));
     set_acts(j);
     for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-        QC_TRY(run_stage(j, (qc_stage)stage, err));
+        if (qc_stage_present(&j->p->model->config, j->index, (qc_stage)stage))
+            QC_TRY(run_stage(j, (qc_stage)stage, err));
+    if (j->p->model->config.layer_sparse[j->index])
+        QC_TRY(qc_layer_run_experts(j, err));
     QC_TRY(check_stream(j->p, &j->p->x, j->index, err));
     return finish_record(j, err);
 }
 
 /* Layers do not depend on each other here. */
-static int quantize_given_layer(layer_job *j, qc_err *err)
+static int quantize_given_layer(qc_layer_job *j, qc_err *err)
 {
     if (j->index < qc_journal_n_layers(j->p->journal))
         return QC_OK;
     QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
     for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
         QC_TRY(run_given_stage(j, (qc_stage)stage, err));
-        QC_TRY(advance(j->p, (double)qc_stage_width(&j->p->model->config, (qc_stage)stage), err));
+        QC_TRY(qc_pipeline_advance(j->p, (double)qc_stage_width(&j->p->model->config, (qc_stage)stage), err));
     }
     return finish_record(j, err);
 }
 
 /* A layer that the journal has: its codes take the place of the solve. */
-static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
+static int set_from_journal(qc_layer_job *j, qc_slot slot, int64_t expert, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     matrix_job m;
-    matrix_job_init(p, j->index, slot, &m);
+    matrix_job_init(p, j->index, slot, expert, &m);
     if (m.item->action != QC_ACTION_QUANTIZED || p->options->original_inputs)
         return QC_OK;
     int rc = matrix_job_alloc(&m, err);
@@ -680,15 +665,15 @@ static int set_from_journal(layer_job *j, qc_slot slot, qc_err *err)
         rc = qc_journal_read_codes(p->journal, m.info->name, &m.item->spec.grid, m.n_cols, 0, m.n_rows,
                                    &m.rows, err);
     if (rc == QC_OK)
-        rc = qc_layer_set_matrix(j->layer, slot, 0, fetch_decoded, &m, err);
+        rc = qc_layer_set_matrix(j->layer, slot, expert, fetch_decoded, &m, err);
     matrix_job_clear(&m);
     return rc;
 }
 
 /* A norm or bias that scales were folded into. */
-static int set_vector_from_journal(layer_job *j, qc_slot slot, qc_err *err)
+static int set_vector_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     int64_t tensor = qc_model_tensor(p->model, j->index, slot);
     if (tensor < 0 || qc_slot_of(slot)->rows != QC_DIM_NONE)
         return QC_OK;
@@ -706,38 +691,42 @@ static int set_vector_from_journal(layer_job *j, qc_slot slot, qc_err *err)
     return rc;
 }
 
-static int forward_all(layer_job *j, const qc_layer *layer, qc_stream *stream, float *buffer, qc_err *err)
+static int forward_all(qc_layer_job *j, const qc_layer *layer, qc_stream *stream, float *buffer, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         float *x;
-        QC_TRY(borrow(p, stream, i, buffer, &x, err));
+        QC_TRY(qc_pipeline_borrow(p, stream, i, buffer, &x, err));
         QC_TRY(qc_layer_forward(layer, p->ws, x, p->corpus->length, err));
-        QC_TRY(give_back(p, stream, i, x, buffer, err));
+        QC_TRY(qc_pipeline_give_back(p, stream, i, x, buffer, err));
         QC_TRY(qc_check_interrupt(err));
     }
     return QC_OK;
 }
 
-static int replay_layer(layer_job *j, qc_err *err)
+static int replay_layer(qc_layer_job *j, qc_err *err)
 {
-    pipeline *p = j->p;
+    qc_pipeline *p = j->p;
     QC_TRY(load_layers(j, err));
     set_acts(j);
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
         QC_TRY(set_vector_from_journal(j, (qc_slot)slot, err));
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-        for (const qc_slot *s = slots_of(p, (qc_stage)stage); *s != QC_N_SLOTS; s++)
-            QC_TRY(set_from_journal(j, *s, err));
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        const qc_slot *slots = slots_of(p, (qc_stage)stage);
+        int64_t n = qc_stage_experts(&p->model->config, (qc_stage)stage);
+        if (qc_stage_present(&p->model->config, j->index, (qc_stage)stage))
+            for (int64_t k = 0; slots[k / n] != QC_N_SLOTS; k++)
+                QC_TRY(set_from_journal(j, slots[k / n], k % n, err));
+    }
     QC_TRY(forward_all(j, j->layer, &p->x, p->buffer_x, err));
     if (j->ref)
         QC_TRY(forward_all(j, j->ref, &p->x_ref, p->buffer_ref, err));
     return QC_OK;
 }
 
-static int run_layer(pipeline *p, int index, qc_err *err)
+static int run_layer(qc_pipeline *p, int index, qc_err *err)
 {
-    layer_job j = {.p = p, .index = index, .record.layer = index};
+    qc_layer_job j = {.p = p, .index = index, .record.layer = index};
     int rc = p->options->given                         ? quantize_given_layer(&j, err)
              : index < qc_journal_n_layers(p->journal) ? replay_layer(&j, err)
                                                        : quantize_layer(&j, err);
@@ -771,12 +760,13 @@ void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corp
     /* beside the layer: the partial sums of H or H and its factor, and a matrix with its errors, targets and
      * codes */
     *ret_least = qc_workspace_bytes(config, corpus->length) + (uint64_t)n_streams * (layer + window) +
-                 3 * window + h * qc_max_i64((int64_t)levels, 3) + 4 * (uint64_t)SOLVE_ELEMS;
+                 3 * window + h * qc_max_i64((int64_t)levels, 3) + 4 * (uint64_t)SOLVE_ELEMS +
+                 qc_layer_experts_bytes(config, corpus);
     uint64_t kept = (uint64_t)(tokens * kept_width(config)) * 4;
     *ret_full = *ret_least + *ret_scratch - (kept > KEPT_MAX_BYTES ? kept : 0);
 }
 
-static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
+static int open_kept(qc_pipeline *p, int64_t tokens, bool spill, qc_err *err)
 {
     int64_t width = kept_width(&p->model->config);
     if (!spill && tokens * width * (int64_t)sizeof(float) > KEPT_MAX_BYTES &&
@@ -785,14 +775,19 @@ static int open_kept(pipeline *p, int64_t tokens, bool spill, qc_err *err)
     return qc_stream_open(&p->kept, tokens, width, spill, p->options->scratch_folder, err);
 }
 
-static void count_work(pipeline *p, int64_t tokens)
+static void count_work(qc_pipeline *p, int64_t tokens)
 {
     const qc_model_config *c = &p->model->config;
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-        p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens * (double)c->n_layers;
+    for (int layer = 0; layer < c->n_layers; layer++)
+        for (int stage = 0; stage < QC_N_STAGES; stage++)
+            if (qc_stage_present(c, layer, (qc_stage)stage))
+                p->work_all += (double)qc_stage_width(c, (qc_stage)stage) * (double)tokens *
+                               (double)(stage < QC_N_DENSE_STAGES ? 1
+                                        : p->options->all_experts ? c->n_experts
+                                                                  : c->n_chosen);
 }
 
-static int open_streams(pipeline *p, bool spill, qc_err *err)
+static int open_streams(qc_pipeline *p, bool spill, qc_err *err)
 {
     const qc_model_config *c = &p->model->config;
     const qc_pipeline_options *o = p->options;
@@ -812,7 +807,7 @@ static int open_streams(pipeline *p, bool spill, qc_err *err)
     return embed_all(p, err);
 }
 
-static int open_pipeline(pipeline *p, qc_err *err)
+static int open_pipeline(qc_pipeline *p, qc_err *err)
 {
     const qc_pipeline_options *o = p->options;
     uint64_t full, least, scratch;
@@ -827,7 +822,7 @@ static int open_pipeline(pipeline *p, qc_err *err)
     return QC_OK;
 }
 
-static void close_pipeline(pipeline *p)
+static void close_pipeline(qc_pipeline *p)
 {
     qc_stream_close(&p->x);
     qc_stream_close(&p->kept);
@@ -844,15 +839,15 @@ int qc_pipeline_run(const qc_convert_plan *plan, const qc_model *model, qc_backe
                     const qc_corpus *corpus, const qc_pipeline_options *options, qc_journal *journal,
                     qc_err *err)
 {
-    pipeline p = {.plan = plan,
-                  .model = model,
-                  .be = be,
-                  .corpus = corpus,
-                  .options = options,
-                  .journal = journal,
-                  .x.fd = -1,
-                  .x_ref.fd = -1,
-                  .kept.fd = -1};
+    qc_pipeline p = {.plan = plan,
+                     .model = model,
+                     .be = be,
+                     .corpus = corpus,
+                     .options = options,
+                     .journal = journal,
+                     .x.fd = -1,
+                     .x_ref.fd = -1,
+                     .kept.fd = -1};
     int rc = open_pipeline(&p, err);
     for (int layer = 0; layer < model->config.n_layers && rc == QC_OK; layer++)
         rc = run_layer(&p, layer, err);

@@ -1,8 +1,8 @@
 /* Calibrated quantization of the decoder layers, one after the other: each layer's matrices are quantized
  * stage by stage (qkv | o | gate, up | down) from statistics of inputs that the already quantized part of the
- * model produces
- * ("true sequential", GPTQ), then the layer's output feeds the next one. Memory: the residual stream, one
- * stage's inputs, one layer's weights and one input's statistics. */
+ * model produces ("true sequential", GPTQ), then the layer's output feeds the next one. Experts come one
+ * after the other, each with the inputs of the tokens that the router sends to it. Memory: the residual
+ * stream, one stage's inputs, one layer's weights and one input's statistics. */
 #ifndef QC_PIPELINE_H
 #define QC_PIPELINE_H
 
@@ -20,7 +20,8 @@ typedef struct qc_pipeline_options {
     bool fold_sites[QC_N_DENSE_STAGES]; /* inputs that are scaled, by the stage that reads them */
     const qc_given_stats *given; /* statistics instead of a corpus; then original_inputs is set, correct 0 */
     bool original_inputs;        /* statistics of the 16-bit stream instead of the quantized one */
-    double shrink;               /* of correlations, 0 .. 1: qc_gptq_shrink */
+    bool all_experts;      /* statistics of each expert from all tokens, wherever the router sends them */
+    double shrink;         /* of correlations, 0 .. 1: qc_gptq_shrink */
     double correct;        /* share of the corrected target, 0 .. 1; above 0 the 16-bit stream runs beside */
     uint64_t memory_bytes; /* cap for the whole process, 0 = none: streams spill to scratch */
     const char *scratch_folder;

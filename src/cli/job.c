@@ -208,6 +208,11 @@ static int plan_budgets(job *j, qc_err *err)
         output *o = &j->outputs[i];
         if (!qc_job_has_budget(o->asked))
             continue;
+        if (j->model.config.n_experts)
+            return qc_fail(err, QC_E_UNSUPPORTED,
+                           "%s: quantize.budget is not supported for layers with experts; expected "
+                           "quantize.weights.bits",
+                           j->recipe->model);
         QC_TRY(hash_source(j, err));
         QC_TRY(qc_job_plan_budget(j, o, err));
         QC_TRY(qc_job_plan_calibration(j, o, err));

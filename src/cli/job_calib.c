@@ -152,11 +152,11 @@ int qc_job_open_calibration(job *j, qc_err *err)
     }
     if (!any)
         return QC_OK;
-    if (j->model.config.n_experts)
+    if (j->model.config.n_experts && r->calibration.statistics)
         return qc_fail(err, QC_E_UNSUPPORTED,
-                       "%s: calibration of layers with experts is not supported; expected "
-                       "quantize.method rtn without a calibration text",
-                       j->recipe->model);
+                       "%s: given statistics are not supported for layers with experts; expected a text "
+                       "(calibration.text, --calib FILE)",
+                       r->calibration.statistics);
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
     return r->calibration.statistics ? open_given(j, gptq, err) : load_corpus(j, err);
 }
@@ -206,6 +206,7 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
         .gptq_options = qc_job_gptq_options(q),
         .given = j->given,
         .original_inputs = q->gptq.inputs == 1,
+        .all_experts = j->recipe->calibration.experts == 1,
         .shrink = qc_job_rounds_by_gptq(q) ? q->gptq.shrink : 0,
         .correct = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 ? q->gptq.correct : 0,
         .memory_bytes = memory_cap(j),
@@ -338,6 +339,9 @@ static int build_keys(const job *j, const output *o, key_list *list, qc_err *err
                        qc_strdup(j->calibration.statistics_sha256), err);
     QC_TRY(key_add(list, qc_strdup("length of a calibration window"),
                    qc_asprintf("%lld", (long long)j->corpus.length), err));
+    if (j->model.config.n_experts)
+        QC_TRY(key_add(list, qc_strdup("calibration.experts"),
+                       qc_strdup(r->calibration.experts == 1 ? "all" : "routed"), err));
     return key_add(list, qc_strdup("SHA-256 of the calibration ids"), qc_strdup(j->corpus.ids_sha256), err);
 }
 

@@ -28,6 +28,8 @@ static const qc_opt qconvert_opts[] = {
     {"calib-windows", .key = "calibration.windows"},
     {"calib-length", .key = "calibration.length"},
     {"seed", .key = "calibration.seed"},
+    {"calibrate-all-experts", .key = "calibration.experts", .value = "all",
+     .help = "statistics of each expert from all tokens, not only from those that the router sends to it"},
     {"output", 'o', .group = "Output", .key = "emit.0.path"},
     {"format", .key = "emit.0.format"},
     {"type", .key = "emit.0.type"},

@@ -44,6 +44,7 @@ typedef struct qc_recipe_calibration {
     int64_t seed;
     int documents; /* qc_documents */
     bool plain_special;
+    int experts;             /* 0 = each its own tokens, 1 = all tokens */
     double perplexity_limit; /* a warning above */
 } qc_recipe_calibration;
 

@@ -31,6 +31,8 @@ static const qc_key calibration_keys[] = {
      .help = "what is one document of a .txt file: all of it, or what stands between blank lines"},
     {"plain_special", QC_KEY_BOOL, FIELD(S, plain_special), .deflt = "false",
      .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
+    {"experts", QC_KEY_ENUM, FIELD(S, experts), .words = "routed|all", .deflt = "routed",
+     .help = "whose inputs an expert's statistics are of: the tokens that the router sends to it, or all tokens"},
     {"perplexity_limit", QC_KEY_FLOAT, FIELD(S, perplexity_limit), .min = 1, .max = 1e12, .deflt = "1000",
      .help = "perplexity of the 16-bit model on the first of the text above which a warning says that model "
              "and text hardly fit"},

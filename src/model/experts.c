@@ -171,20 +171,21 @@ int qc_layer_expert_output(const qc_layer *layer, qc_workspace *ws, int64_t expe
     return QC_OK;
 }
 
-int qc_layer_experts_forward(const qc_layer *l, qc_workspace *ws, float *x, int64_t n, qc_err *err)
+int qc_layer_experts_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
 {
-    const qc_model_config *c = &l->model->config;
+    const qc_model_config *c = &layer->model->config;
     const qc_expert_scratch *s = &ws->experts;
-    QC_TRY(norm_all(l, ws, x, n, err));
-    QC_TRY(route(l, ws, n, s->experts, s->weights, err));
-    QC_TRY(qc_layer_quantize_input(l, QC_STAGE_EXPERT_GATE_UP, s->norm, n, err));
-    qc_routing_by_expert(c, s->experts, s->weights, n, s->first, s->tokens, s->token_weights);
+    qc_backend *be = layer->be;
+    QC_TRY(norm_all(layer, ws, x, n_tokens, err));
+    QC_TRY(route(layer, ws, n_tokens, s->experts, s->weights, err));
+    QC_TRY(qc_layer_quantize_input(layer, QC_STAGE_EXPERT_GATE_UP, s->norm, n_tokens, err));
+    qc_routing_by_expert(c, s->experts, s->weights, n_tokens, s->first, s->tokens, s->token_weights);
     for (int64_t e = 0; e < c->n_experts; e++)
         for (int64_t i = s->first[e]; i < s->first[e + 1]; i += QC_CHUNK_TOKENS) {
             int64_t rows = qc_min_i64(QC_CHUNK_TOKENS, s->first[e + 1] - i);
-            QC_TRY(l->be->gather_rows(l->be, s->in, s->norm, s->tokens + i, rows, c->hidden, err));
-            QC_TRY(down_input(l, ws, e, s->in, s->gate, rows, err));
-            QC_TRY(add_output(l, ws, e, s->gate, s->tokens + i, s->token_weights + i, rows, x, err));
+            QC_TRY(be->gather_rows(be, s->in, s->norm, s->tokens + i, rows, c->hidden, err));
+            QC_TRY(down_input(layer, ws, e, s->in, s->gate, rows, err));
+            QC_TRY(add_output(layer, ws, e, s->gate, s->tokens + i, s->token_weights + i, rows, x, err));
         }
     return QC_OK;
 }

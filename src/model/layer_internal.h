@@ -60,7 +60,4 @@ int qc_expert_scratch_new(const qc_model_config *config, qc_backend *be, int64_t
 void qc_expert_scratch_clear(qc_expert_scratch *s);
 uint64_t qc_expert_scratch_bytes(const qc_model_config *config, int64_t max_tokens);
 
-/* x[n, hidden] += what the experts make of it: one sequence. */
-int qc_layer_experts_forward(const qc_layer *l, qc_workspace *ws, float *x, int64_t n, qc_err *err);
-
 #endif

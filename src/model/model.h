@@ -190,6 +190,10 @@ int qc_layer_expert_output(const qc_layer *layer, qc_workspace *ws, int64_t expe
                            const int32_t *tokens, const float *weights, int64_t n_rows, float *x,
                            qc_err *err) QC_WARN_UNUSED;
 
+/* x[n_tokens, hidden] += what all experts make of it: one sequence. */
+int qc_layer_experts_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens,
+                             qc_err *err) QC_WARN_UNUSED;
+
 /* Replace a matrix as it is stored (values from rows of fetch, shape as before; of an expert, if it is a slot
  * of experts) or a vector (host memory) of a prepared layer. */
 int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
