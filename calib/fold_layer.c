@@ -25,11 +25,13 @@ static const producer producers[QC_N_DENSE_STAGES] = {
     [QC_STAGE_DOWN] = {QC_SLOT_UP, QC_SLOT_UP_BIAS},
 };
 
-/* One site in work. */
+/* One site in work. Router and experts of a layer read the same inputs: they share the site of gate and up,
+ * whose statistics are those of all tokens. */
 typedef struct site_job {
     const qc_fold_layer_job *job;
     qc_layer_fold *fold;
-    qc_stage stage;
+    qc_stage site;  /* QC_N_DENSE_STAGES of them */
+    qc_stage stage; /* whose inputs they are: of experts, where the layer has them */
     qc_hessian hessian;
     const float *h;
     float *sum_abs, *max_abs; /* host [width] */
@@ -46,9 +48,25 @@ static const qc_slot *slots_of(const site_job *s)
     return qc_stage_slots(s->job->model->config.family, s->stage);
 }
 
-static const qc_convert_item *item_of(const qc_fold_layer_job *job, qc_slot slot)
+static const qc_convert_item *item_of(const qc_fold_layer_job *job, qc_slot slot, int64_t expert)
 {
-    return qc_convert_plan_item(job->plan, qc_model_tensor(job->model, job->index, slot));
+    return qc_convert_plan_item(job->plan, qc_model_expert_tensor(job->model, job->index, slot, expert));
+}
+
+/* The stage that reads the inputs of a site in this layer. */
+static qc_stage stage_of(const qc_fold_layer_job *job, qc_stage site)
+{
+    bool sparse = job->model->config.layer_sparse[job->index];
+    return sparse && site == QC_STAGE_GATE_UP ? QC_STAGE_EXPERT_GATE_UP
+           : sparse && site == QC_STAGE_DOWN  ? QC_STAGE_EXPERT_DOWN
+                                              : site;
+}
+
+static bool same_grid(const qc_convert_item *a, const qc_convert_item *b)
+{
+    const qc_grid *g = &a->spec.grid, *h = &b->spec.grid;
+    return g->bits == h->bits && g->symmetric == h->symmetric && g->group_elems == h->group_elems &&
+           g->scale_dtype == h->scale_dtype;
 }
 
 static qc_dtype dtype_of(const qc_fold_layer_job *job, qc_slot slot)
@@ -57,20 +75,27 @@ static qc_dtype dtype_of(const qc_fold_layer_job *job, qc_slot slot)
 }
 
 /* Why a site can not be scaled without changing the 16-bit model; NULL if it can. */
-static const char *obstacle(const qc_fold_layer_job *job, qc_stage stage)
+static const char *obstacle(const qc_fold_layer_job *job, qc_stage site)
 {
-    producer p = producers[stage];
+    producer p = producers[site];
     const qc_model_config *c = &job->model->config;
-    int64_t row0;
-    if (!job->sites[stage])
+    qc_stage stage = stage_of(job, site);
+    int64_t row0, n = qc_stage_experts(c, stage);
+    const qc_slot *slots = qc_stage_slots(c->family, stage);
+    if (!job->sites[site])
         return "not asked for";
+    if (stage == QC_STAGE_EXPERT_DOWN)
+        return "inputs of the down matrices of experts are left as they are";
     if (p.matrix == QC_N_SLOTS && !qc_slot_present(c, job->index, p.vector))
         return "no norm stands before the matrices that read them";
-    for (const qc_slot *s = qc_stage_slots(job->model->config.family, stage); *s != QC_N_SLOTS; s++)
-        if (item_of(job, *s)->action != QC_ACTION_QUANTIZED)
+    for (int64_t k = 0; slots[k / n] != QC_N_SLOTS; k++) {
+        if (item_of(job, slots[k / n], k % n)->action != QC_ACTION_QUANTIZED)
             return "a matrix that reads the inputs stays 16 bit";
+        if (k % n && !same_grid(item_of(job, slots[k / n], 0), item_of(job, slots[k / n], k % n)))
+            return "experts are on different grids";
+    }
     if (p.matrix != QC_N_SLOTS &&
-        item_of(job, qc_slot_stored(c, p.matrix, &row0))->action != QC_ACTION_QUANTIZED)
+        item_of(job, qc_slot_stored(c, p.matrix, &row0), 0)->action != QC_ACTION_QUANTIZED)
         return "the matrix that produces the inputs stays 16 bit";
     if (!qc_slot_present(c, job->index, p.vector))
         return NULL;
@@ -121,24 +146,41 @@ static int collect(site_job *s, bool wanted, qc_err *err)
 
 /* ---- choice ---- */
 
-/* A matrix of the source, read row by row. */
+/* A matrix of the source, read row by row; of experts, all of them, one below the other. */
 typedef struct source_matrix {
-    const qc_source *src;
-    int64_t tensor;
+    const qc_model *model;
+    int layer;
+    qc_slot slot;
+    int64_t n_rows, n_cols; /* of one */
 } source_matrix;
+
+static source_matrix source_of(const qc_model *model, int layer, qc_slot slot)
+{
+    const qc_tensor_info *info = model->src->info(model->src, qc_model_tensor(model, layer, slot));
+    return (source_matrix){model, layer, slot, qc_tensor_rows(info), qc_tensor_cols(info)};
+}
 
 static int fetch_source(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
 {
     const source_matrix *m = ctx;
-    int rc = m->src->read_rows(m->src, m->tensor, row0, n_rows, dst, err);
-    m->src->release(m->src, m->tensor, row0, n_rows);
-    return rc;
+    const qc_source *src = m->model->src;
+    while (n_rows > 0) {
+        int64_t at = row0 % m->n_rows, n = qc_min_i64(n_rows, m->n_rows - at),
+                tensor = qc_model_expert_tensor(m->model, m->layer, m->slot, row0 / m->n_rows);
+        QC_TRY(src->read_rows(src, tensor, at, n, dst, err));
+        src->release(src, tensor, at, n);
+        dst += n * m->n_cols;
+        row0 += n;
+        n_rows -= n;
+    }
+    return QC_OK;
 }
 
 static int choose(site_job *s, qc_fold_result *ret, qc_err *err)
 {
     const qc_fold_layer_job *job = s->job;
-    const qc_convert_item *first = item_of(job, slots_of(s)[0]);
+    const qc_convert_item *first = item_of(job, slots_of(s)[0], 0);
+    int64_t n_experts = qc_stage_experts(&job->model->config, s->stage);
     source_matrix sources[QC_FOLD_MATRICES];
     qc_fold_site site = {.n_cols = s->width,
                          .n_scales = s->n_scales,
@@ -152,19 +194,17 @@ static int choose(site_job *s, qc_fold_result *ret, qc_err *err)
                          .act_bits = first->act_bits,
                          .act_group = first->act_group,
                          .gain = s->gain};
-    if (producers[s->stage].matrix == QC_N_SLOTS)
+    if (producers[s->site].matrix == QC_N_SLOTS)
         site.gain_offset = job->model->config.norm_offset;
     if (s->gain)
-        site.gain_dtype = dtype_of(job, producers[s->stage].vector);
+        site.gain_dtype = dtype_of(job, producers[s->site].vector);
     for (const qc_slot *slot = slots_of(s); *slot != QC_N_SLOTS; slot++) {
-        const qc_convert_item *item = item_of(job, *slot);
         source_matrix *source = &sources[site.n_matrices];
-        *source = (source_matrix){job->model->src, item->tensor};
-        site.matrices[site.n_matrices++] =
-            (qc_fold_matrix){.fetch = fetch_source,
-                             .ctx = source,
-                             .n_rows = qc_tensor_rows(source->src->info(source->src, item->tensor)),
-                             .spec = &item->spec};
+        *source = source_of(job->model, job->index, *slot);
+        site.matrices[site.n_matrices++] = (qc_fold_matrix){.fetch = fetch_source,
+                                                            .ctx = source,
+                                                            .n_rows = source->n_rows * n_experts,
+                                                            .spec = &item_of(job, *slot, 0)->spec};
     }
     return qc_fold_choose(job->be, &site, job->options, s->scales, s->new_gain, ret, err);
 }
@@ -200,7 +240,7 @@ static int keep_out(site_job *s, qc_slot part, qc_err *err)
 
 static int keep_factors(site_job *s, qc_err *err)
 {
-    producer p = producers[s->stage];
+    producer p = producers[s->site];
     float *in = new_factors(s->fold, s->width, err);
     if (!in)
         return QC_E_RESOURCE;
@@ -208,6 +248,8 @@ static int keep_factors(site_job *s, qc_err *err)
         in[j] = s->scales[s->scale_of ? s->scale_of[j] : j];
     for (const qc_slot *slot = slots_of(s); *slot != QC_N_SLOTS; slot++)
         s->fold->in[*slot] = in;
+    if (s->stage == QC_STAGE_EXPERT_GATE_UP)
+        s->fold->in[QC_SLOT_ROUTER] = in;
     if (p.matrix != QC_N_SLOTS)
         QC_TRY(keep_out(s, p.matrix, err));
     s->fold->vectors[p.vector] = s->new_gain;
@@ -229,7 +271,7 @@ static int site_alloc(site_job *s, qc_err *err)
 {
     const qc_fold_layer_job *job = s->job;
     const qc_model_config *c = &job->model->config;
-    producer p = producers[s->stage];
+    producer p = producers[s->site];
     bool shared = s->stage == QC_STAGE_O && c->n_kv_heads < c->n_heads;
     s->width = qc_stage_width(c, s->stage);
     s->n_scales = p.matrix == QC_N_SLOTS ? s->width : qc_dim_elems(c, qc_slot_of(p.matrix)->rows);
@@ -264,12 +306,14 @@ static void site_free(site_job *s)
         qc_free(arrays[i]);
 }
 
-static int run_site(const qc_fold_layer_job *job, qc_stage stage, qc_layer_fold *fold, qc_err *err)
+static int run_site(const qc_fold_layer_job *job, qc_stage site, qc_layer_fold *fold, qc_err *err)
 {
-    site_job s = {.job = job, .fold = fold, .stage = stage};
-    qc_fold_record *record = &fold->records[stage];
+    site_job s = {.job = job, .fold = fold, .site = site, .stage = stage_of(job, site)};
+    qc_fold_record *record = &fold->records[site];
     double start = qc_now_seconds();
-    record->skipped = obstacle(job, stage);
+    record->skipped = obstacle(job, site);
+    if (s.stage == QC_STAGE_EXPERT_DOWN)
+        return QC_OK;
     int rc = site_alloc(&s, err);
     if (rc == QC_OK)
         rc = collect(&s, !record->skipped, err);
@@ -280,17 +324,17 @@ static int run_site(const qc_fold_layer_job *job, qc_stage stage, qc_layer_fold 
     site_free(&s);
     record->seconds = qc_now_seconds() - start;
     return rc < 0 ? qc_err_prefix(err, "%s: layer %d, scaling the inputs of %s", job->model->src->path,
-                                  job->index, qc_stage_name(stage))
+                                  job->index, qc_stage_name(s.stage))
                   : QC_OK;
 }
 
 int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_err *err)
 {
     *ret = (qc_layer_fold){.n_owned = 0};
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
         qc_layer_set_acts(job->layer, (qc_stage)stage, 0, 0);
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-        QC_TRY(run_site(job, (qc_stage)stage, ret, err));
+    for (int site = 0; site < QC_N_DENSE_STAGES; site++)
+        QC_TRY(run_site(job, (qc_stage)site, ret, err));
     return QC_OK;
 }
 
@@ -319,30 +363,35 @@ void qc_layer_fold_rows(const qc_layer_fold *fold, qc_slot slot, int64_t row0, i
 typedef struct folded_matrix {
     source_matrix source;
     const qc_layer_fold *fold;
-    qc_slot slot;
-    int64_t n_cols;
+    int64_t expert;
 } folded_matrix;
 
 static int fetch_folded(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
 {
     folded_matrix *m = ctx;
-    QC_TRY(fetch_source(&m->source, row0, n_rows, dst, err));
-    qc_layer_fold_rows(m->fold, m->slot, row0, n_rows, m->n_cols, dst);
+    QC_TRY(fetch_source(&m->source, m->expert * m->source.n_rows + row0, n_rows, dst, err));
+    qc_layer_fold_rows(m->fold, m->source.slot, row0, n_rows, m->source.n_cols, dst);
     return QC_OK;
+}
+
+int qc_layer_fold_router(const qc_layer_fold *fold, const qc_model *model, int index, float *dst, qc_err *err)
+{
+    folded_matrix m = {source_of(model, index, QC_SLOT_ROUTER), fold, 0};
+    return fetch_folded(&m, 0, m.source.n_rows, dst, err);
 }
 
 int qc_layer_fold_apply(const qc_layer_fold *fold, const qc_model *model, int index, qc_layer *layer,
                         qc_err *err)
 {
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
-        int64_t tensor = qc_model_tensor(model, index, (qc_slot)slot);
+        int64_t n_experts = slot < QC_SLOT_FIRST_IN_EXPERT ? 1 : model->config.n_experts;
         if (fold->vectors[slot])
             QC_TRY(qc_layer_set_vector(layer, (qc_slot)slot, fold->vectors[slot], err));
         if (!fold->in[slot] && !fold->out[slot])
             continue;
-        folded_matrix m = {
-            {model->src, tensor}, fold, (qc_slot)slot, qc_tensor_cols(model->src->info(model->src, tensor))};
-        QC_TRY(qc_layer_set_matrix(layer, (qc_slot)slot, 0, fetch_folded, &m, err));
+        folded_matrix m = {source_of(model, index, (qc_slot)slot), fold, 0};
+        for (; m.expert < n_experts; m.expert++)
+            QC_TRY(qc_layer_set_matrix(layer, (qc_slot)slot, m.expert, fetch_folded, &m, err));
     }
     return QC_OK;
 }

@@ -49,6 +49,11 @@ void qc_layer_fold_clear(qc_layer_fold *fold);
 void qc_layer_fold_rows(const qc_layer_fold *fold, qc_slot slot, int64_t row0, int64_t n_rows, int64_t n_cols,
                         float *w);
 
+/* dst[n_experts, hidden] = the router with the scales of its inputs folded in. It is never quantized: this is
+ * what the output stores. */
+int qc_layer_fold_router(const qc_layer_fold *fold, const qc_model *model, int index, float *dst,
+                         qc_err *err) QC_WARN_UNUSED;
+
 /* Put the folded matrices, norms and biases into a prepared layer. */
 int qc_layer_fold_apply(const qc_layer_fold *fold, const qc_model *model, int index, qc_layer *layer,
                         qc_err *err) QC_WARN_UNUSED;

@@ -595,6 +595,21 @@ static int choose_folds(qc_layer_job *j, float *x, qc_err *err)
     return qc_layer_fold_choose(&job, &j->fold, err);
 }
 
+static int put_router(qc_layer_job *j, qc_err *err)
+{
+    const qc_model *model = j->p->model;
+    const qc_tensor_info *info =
+        model->src->info(model->src, qc_model_tensor(model, j->index, QC_SLOT_ROUTER));
+    int64_t n = qc_tensor_n_elems(info);
+    float *values = qc_alloc((size_t)n, sizeof *values);
+    int rc = values ? qc_layer_fold_router(&j->fold, model, j->index, values, err)
+                    : qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *values);
+    if (rc == QC_OK)
+        rc = qc_journal_put_dense(j->p->journal, info->name, values, n, err);
+    qc_free(values);
+    return rc;
+}
+
 /* The statistics of all later steps see the folded layer. */
 static int fold_layer(qc_layer_job *j, qc_err *err)
 {
@@ -619,6 +634,8 @@ static int fold_layer(qc_layer_job *j, qc_err *err)
         const qc_tensor_info *info = src->info(src, qc_model_tensor(p->model, j->index, (qc_slot)slot));
         QC_TRY(qc_journal_put_dense(p->journal, info->name, v, qc_tensor_cols(info), err));
     }
+    if (j->fold.in[QC_SLOT_ROUTER])
+        QC_TRY(put_router(j, err));
     if (j->ref)
         QC_TRY(qc_layer_fold_apply(&j->fold, p->model, j->index, j->ref, err));
     return qc_layer_fold_apply(&j->fold, p->model, j->index, j->layer, err);
@@ -670,24 +687,38 @@ static int set_from_journal(qc_layer_job *j, qc_slot slot, int64_t expert, qc_er
     return rc;
 }
 
-/* A norm or bias that scales were folded into. */
-static int set_vector_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
+typedef struct plain_matrix {
+    float *values;
+    int64_t n_cols;
+} plain_matrix;
+
+static int fetch_plain(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_err *err)
+{
+    const plain_matrix *m = ctx;
+    (void)err;
+    memcpy(dst, m->values + row0 * m->n_cols, (size_t)(n_rows * m->n_cols) * sizeof *dst);
+    return QC_OK;
+}
+
+/* A norm, bias or router that scales were folded into. */
+static int set_dense_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
 {
     qc_pipeline *p = j->p;
     int64_t tensor = qc_model_tensor(p->model, j->index, slot);
-    if (tensor < 0 || qc_slot_of(slot)->rows != QC_DIM_NONE)
+    if (tensor < 0 || (qc_slot_of(slot)->rows != QC_DIM_NONE && slot != QC_SLOT_ROUTER))
         return QC_OK;
     const qc_tensor_info *info = p->model->src->info(p->model->src, tensor);
     if (!qc_journal_has(p->journal, info->name))
         return QC_OK;
-    int64_t n = qc_tensor_cols(info);
-    float *v = qc_alloc((size_t)n, sizeof *v);
-    if (!v)
-        return qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *v);
-    int rc = qc_journal_read_dense(p->journal, info->name, v, n, err);
+    int64_t n = qc_tensor_n_elems(info);
+    plain_matrix m = {qc_alloc((size_t)n, sizeof *m.values), qc_tensor_cols(info)};
+    if (!m.values)
+        return qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *m.values);
+    int rc = qc_journal_read_dense(p->journal, info->name, m.values, n, err);
     if (rc == QC_OK)
-        rc = qc_layer_set_vector(j->layer, slot, v, err);
-    qc_free(v);
+        rc = slot == QC_SLOT_ROUTER ? qc_layer_set_matrix(j->layer, slot, 0, fetch_plain, &m, err)
+                                    : qc_layer_set_vector(j->layer, slot, m.values, err);
+    qc_free(m.values);
     return rc;
 }
 
@@ -710,7 +741,7 @@ static int replay_layer(qc_layer_job *j, qc_err *err)
     QC_TRY(load_layers(j, err));
     set_acts(j);
     for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
-        QC_TRY(set_vector_from_journal(j, (qc_slot)slot, err));
+        QC_TRY(set_dense_from_journal(j, (qc_slot)slot, err));
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         const qc_slot *slots = slots_of(p, (qc_stage)stage);
         int64_t n = qc_stage_experts(&p->model->config, (qc_stage)stage);

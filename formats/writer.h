@@ -25,7 +25,7 @@ typedef enum {
     QC_KIND_LINEAR = 0, /* matrix of a decoder layer */
     QC_KIND_EMBEDDING,  /* the table of embeddings; a tied head reads it too */
     QC_KIND_HEAD,       /* a head of its own */
-    QC_KIND_VECTOR      /* norm or bias */
+    QC_KIND_VECTOR      /* norm, bias or router: never on a grid */
 } qc_tensor_kind;
 
 typedef struct qc_tensor_use {
