@@ -9,6 +9,7 @@
 #include "qc_time.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Tokens, evenly spaced over the text, that stand in where an expert has too few of its own. */
 enum { SAMPLE_TOKENS = 4096 };
@@ -206,23 +207,51 @@ static int add_sample(expert_run *r, qc_stage stage, int64_t expert, int64_t n_o
     return rc;
 }
 
-static int note_tokens(expert_run *r, int64_t expert, int64_t n_own, qc_err *err)
+/* "3 (0 tokens), 17 (5 tokens) and 2 more": experts with lo <= tokens < hi. Returns their number. */
+static int64_t list_experts(const expert_run *r, int64_t lo, int64_t hi, char *ret, size_t cap_bytes)
+{
+    const size_t tail_bytes = 32; /* " and N more" */
+    int64_t n = 0, n_listed = 0;
+    size_t used = 0;
+    ret[0] = 0;
+    for (int64_t e = 0; e < config_of(r)->n_experts; e++) {
+        int64_t tokens = r->first[e + 1] - r->first[e];
+        if (tokens < lo || tokens >= hi || n++ > n_listed)
+            continue;
+        char one[64];
+        snprintf(one, sizeof one, "%s%lld (%lld tokens)", n > 1 ? ", " : "", (long long)e, (long long)tokens);
+        if (used + strlen(one) + tail_bytes > cap_bytes)
+            continue;
+        used += (size_t)snprintf(ret + used, cap_bytes - used, "%s", one);
+        n_listed++;
+    }
+    if (n > n_listed)
+        snprintf(ret + used, cap_bytes - used, " and %lld more", (long long)(n - n_listed));
+    return n;
+}
+
+/* An expert without tokens is a fallback; where there are too few to tell all inputs apart that is said. */
+static int note_tokens(expert_run *r, qc_err *err)
 {
     const qc_model_config *c = config_of(r);
+    qc_event_list *events = &r->j->record.events;
     int64_t wanted = qc_min_i64(qc_max_i64(c->hidden, c->expert_ffn), qc_pipeline_tokens(r->j->p));
-    char subject[64];
-    snprintf(subject, sizeof subject, "layer %d, expert %lld", r->j->index, (long long)expert);
-    if (n_own == 0)
-        return qc_event_add(
-            &r->j->record.events, QC_EVENT_FALLBACK, "expert_without_tokens", subject, 1, err,
-            "0 of %lld calibration tokens: rounded to nearest, weighted by %lld tokens of all",
-            (long long)qc_pipeline_tokens(r->j->p), (long long)r->n_sample);
-    if (n_own < wanted)
-        return qc_event_add(&r->j->record.events, QC_EVENT_FALLBACK, "expert_few_tokens", subject, 1, err,
-                            "%lld calibration tokens for %lld inputs: %lld tokens of all stand in for the "
-                            "missing ones",
-                            (long long)n_own, (long long)wanted, (long long)r->n_sample);
-    return QC_OK;
+    char subject[32], list[320];
+    snprintf(subject, sizeof subject, "layer %d", r->j->index);
+    int64_t n = list_experts(r, 0, 1, list, sizeof list);
+    if (n)
+        QC_TRY(qc_event_add(events, QC_EVENT_FALLBACK, "expert_without_tokens", subject, n, err,
+                            "experts that the router sends nothing to, rounded to nearest and weighted by a "
+                            "sample of all tokens: %s",
+                            list));
+    n = list_experts(r, 1, wanted, list, sizeof list);
+    if (n == 0)
+        return QC_OK;
+    return qc_event_add(
+        events, QC_EVENT_NOTE, "expert_few_tokens", subject, n, err,
+        "experts with fewer than %lld tokens, a sample of all tokens stands in for the missing "
+        "ones: %s",
+        (long long)wanted, list);
 }
 
 /* ---- one expert ---- */
@@ -273,9 +302,6 @@ static int put_output(expert_run *r, int64_t expert, qc_err *err)
 
 static int run_expert(expert_run *r, int64_t expert, qc_err *err)
 {
-    int64_t n_own = r->first[expert + 1] - r->first[expert];
-    if (!r->j->p->options->all_experts)
-        QC_TRY(note_tokens(r, expert, n_own, err));
     QC_TRY(run_stage(r, QC_STAGE_EXPERT_GATE_UP, expert, err));
     QC_TRY(run_stage(r, QC_STAGE_EXPERT_DOWN, expert, err));
     return put_output(r, expert, err);
@@ -287,6 +313,8 @@ int qc_layer_run_experts(qc_layer_job *j, qc_err *err)
     int rc = run_alloc(&r, err);
     if (rc == QC_OK)
         rc = record_routing(&r, err);
+    if (rc == QC_OK && !j->p->options->all_experts)
+        rc = note_tokens(&r, err);
     for (int64_t e = 0; e < config_of(&r)->n_experts && rc == QC_OK; e++)
         rc = run_expert(&r, e, err);
     if (rc == QC_OK && j->ref)

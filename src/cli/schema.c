@@ -32,7 +32,8 @@ static const qc_key calibration_keys[] = {
     {"plain_special", QC_KEY_BOOL, FIELD(S, plain_special), .deflt = "false",
      .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
     {"experts", QC_KEY_ENUM, FIELD(S, experts), .words = "routed|all", .deflt = "routed",
-     .help = "whose inputs an expert's statistics are of: the tokens that the router sends to it, or all tokens"},
+     .help =
+         "whose inputs an expert's statistics are of: the tokens that the router sends to it, or all tokens"},
     {"perplexity_limit", QC_KEY_FLOAT, FIELD(S, perplexity_limit), .min = 1, .max = 1e12, .deflt = "1000",
      .help = "perplexity of the 16-bit model on the first of the text above which a warning says that model "
              "and text hardly fit"},
@@ -272,7 +273,9 @@ static const qc_key report_keys[] = {
 };
 
 /* Kinds of events that can be counted as fallbacks. */
-#define FALLBACK_NAMES "rtn_fallback|group_fallback|scale_floor|nonfinite|damping|no_statistics|requantized"
+#define FALLBACK_NAMES                                                                                       \
+    "rtn_fallback|group_fallback|scale_floor|nonfinite|damping|no_statistics|requantized|"                   \
+    "expert_without_tokens"
 
 const qc_key qc_schema[] = {
 #define S qc_recipe
