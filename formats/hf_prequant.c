@@ -20,7 +20,7 @@ static bool is_read(const char *method)
 }
 
 /* One level of config.json: the keys that transformers, compressed-tensors and MLX use. */
-static int check_level(const char *path, const cJSON *level, cJSON **ret, qc_err *err)
+static int check_level(const char *path, const cJSON *level, bool top, cJSON **ret, qc_err *err)
 {
     static const char *const keys[] = {"quantization_config", "compression_config", "quantization"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && !*ret; i++) {
@@ -28,11 +28,13 @@ static int check_level(const char *path, const cJSON *level, cJSON **ret, qc_err
         if (!q)
             continue;
         const char *method = cJSON_GetStringValue(qc_json_get(q, "quant_method"));
+        if (top && i == 0 && method && strcmp(method, "fp8") == 0) /* hf_view.h reads it */
+            continue;
         if (!is_read(method))
             return qc_fail(
                 err, QC_E_UNSUPPORTED,
                 "%s: checkpoint is quantized by a method that is not read (%s, method %.100s; read "
-                "are gptq, awq, compressed-tensors)",
+                "are gptq, awq, compressed-tensors, fp8)",
                 path, keys[i], method ? method : "not named");
         if (!(*ret = cJSON_Duplicate(q, true)))
             return qc_fail_nomem(err, path, 4096);
@@ -48,10 +50,10 @@ int qc_hf_prequant_config(const char *folder, cJSON **ret, qc_err *err)
         return qc_fail_nomem(err, folder, sizeof "config.json");
     int rc = qc_path_exists(path) ? qc_json_load(path, MAX_CONFIG_BYTES, true, &doc, err) : QC_OK;
     if (rc == QC_OK && doc && cJSON_IsObject(doc)) {
-        rc = check_level(path, doc, &found, err);
+        rc = check_level(path, doc, true, &found, err);
         for (const cJSON *c = doc->child; c && rc == QC_OK; c = c->next) /* text_config and its kind */
             if (cJSON_IsObject(c))
-                rc = check_level(path, c, &found, err);
+                rc = check_level(path, c, false, &found, err);
     }
     cJSON_Delete(doc);
     qc_free(path);
@@ -97,7 +99,6 @@ int qc_hf_prequant_tensor(const char *folder, const qc_tensor_info *info, qc_err
         {".scales", "GPTQ, AWQ or MLX"},
         {".weight_packed", "compressed-tensors"},
         {".weight_scale", "compressed-tensors or FP8"},
-        {".weight_scale_inv", "FP8 with block scales"},
         {".SCB", "bitsandbytes INT8"},
         {".weight.absmax", "bitsandbytes 4 bit"},
         {"_proj_blocks", "MXFP4"},
@@ -108,7 +109,7 @@ int qc_hf_prequant_tensor(const char *folder, const qc_tensor_info *info, qc_err
         if (ends_with(info->name, table[i].suffix))
             method = table[i].method;
     const char *dtype = qc_dtype_name(info->dtype);
-    if (!method && (dtype[0] == 'F' && qc_dtype_bits(info->dtype) <= 8)) {
+    if (!method && info->dtype != QC_DT_F8_E4M3 && dtype[0] == 'F' && qc_dtype_bits(info->dtype) <= 8) {
         snprintf(text, sizeof text, "%s weights", dtype);
         method = text;
     }

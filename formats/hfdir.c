@@ -3,6 +3,7 @@
 #include "hf_layout.h"
 #include "hf_prequant.h"
 #include "hf_quant.h"
+#include "hf_view.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "qc_json.h"
@@ -285,9 +286,8 @@ int qc_hfdir_open(const char *path, qc_source **ret, qc_err *err)
     int rc = open_into(hf, err);
     if (rc == QC_OK && hf->quantization)
         return qc_hf_quant_open(&hf->base, hf->quantization, ret, err);
-    if (rc < 0)
-        hf_close(&hf->base);
-    else
-        *ret = &hf->base;
+    if (rc == QC_OK)
+        return qc_hf_view_open(&hf->base, ret, err);
+    hf_close(&hf->base);
     return rc;
 }

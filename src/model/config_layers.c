@@ -3,6 +3,7 @@
 #include "config_internal.h"
 
 #include "qc_alloc.h"
+#include "qc_math.h"
 
 #include <string.h>
 
@@ -156,8 +157,17 @@ static int read_experts(qc_config_reader *r)
         return qc_fail_nomem(r->err, "layer types", (unsigned long long)c->n_layers);
     if (!e->count_key)
         return QC_OK;
-    QC_TRY(qc_config_int(r, r->json, e->count_key, e->count, 0, MAX_EXPERTS, &c->n_experts));
-    if (!qc_json_get(r->json, e->count_key))
+    int64_t newer = -1;
+    QC_TRY(qc_config_int(r, r->json, e->count_key, -1, 0, MAX_EXPERTS, &c->n_experts));
+    if (e->new_count_key)
+        QC_TRY(qc_config_int(r, r->json, e->new_count_key, -1, 0, MAX_EXPERTS, &newer));
+    if (c->n_experts >= 0 && newer >= 0 && newer != c->n_experts)
+        return qc_fail(r->err, QC_E_INPUT, "%s: %s is %lld, but %s is %lld", r->file, e->count_key,
+                       (long long)c->n_experts, e->new_count_key, (long long)newer);
+    c->n_experts = qc_max_i64(c->n_experts, newer);
+    bool given = c->n_experts >= 0;
+    c->n_experts = given ? c->n_experts : e->count;
+    if (!given)
         QC_TRY(qc_config_note(r, QC_LOG_WARN, "%s: %s is absent, class default %lld", r->file, e->count_key,
                               (long long)e->count));
     if (c->n_experts == 0)

@@ -142,13 +142,9 @@ static const char *const mixtral_names[QC_N_SLOTS] = {
     [QC_SLOT_EXPERT_DOWN] = "block_sparse_moe.experts.*.w2.weight",
 };
 
-static const char *const qwen3_moe_keys[] = {"decoder_sparse_step",
-                                             "mlp_only_layers",
-                                             "moe_intermediate_size",
-                                             "norm_topk_prob",
-                                             "num_experts",
-                                             "num_experts_per_tok",
-                                             NULL};
+static const char *const qwen3_moe_keys[] = {
+    "decoder_sparse_step", "mlp_only_layers",     "moe_intermediate_size", "norm_topk_prob",
+    "num_experts",         "num_experts_per_tok", "num_local_experts",     NULL};
 static const char *const mixtral_keys[] = {"num_experts_per_tok", "num_local_experts", NULL};
 
 static const qc_family families[] = {
@@ -378,6 +374,7 @@ static const qc_family families[] = {
         .qk_norm = QC_QK_NORM_HEAD,
         .window = QC_WINDOW_BY_SWITCH,
         .experts = {.count_key = "num_experts",
+                    .new_count_key = "num_local_experts",
                     .ffn_key = "moe_intermediate_size",
                     .count = 128,
                     .chosen = 8,

@@ -42,6 +42,7 @@ typedef struct qc_class_defaults {
 /* Layers with experts instead of one MLP. */
 typedef struct qc_expert_rule {
     const char *count_key;      /* field of config.json with their number; NULL: the family has none */
+    const char *new_count_key;  /* its name in newer files; NULL: the same */
     const char *ffn_key;        /* with the width of one; NULL: intermediate_size, no layer is dense */
     int64_t count, chosen, ffn; /* class defaults; chosen: experts per token */
     bool renormalise;           /* weights of the chosen experts add up to 1, without asking norm_topk_prob */

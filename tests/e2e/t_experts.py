@@ -136,6 +136,108 @@ def case_resumed():
         os.remove("a.qpk")
 
 
+# ---- other ways to store them ----
+
+def fuse(name):
+    """The tensors of a tiny model with the experts of a layer in one, as transformers 5 stores them."""
+    tensors, stacks = {}, {}
+    for tensor, (dtype, shape, data) in read_tensors(tiny(name)).items():
+        if ".experts." not in tensor:
+            tensors[tensor.replace("block_sparse_moe", "mlp")] = (dtype, shape, data)
+            continue
+        prefix, rest = tensor.replace("block_sparse_moe", "mlp").split(".experts.")
+        expert, part = rest.split(".")[:2]
+        part = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(part, part)
+        stacks.setdefault(prefix, {})[int(expert), part] = (dtype, shape, data)
+    for prefix, parts in stacks.items():
+        n = 1 + max(e for e, _ in parts)
+        dtype, (ffn, hidden), _ = parts[0, "gate_proj"]
+        tensors[f"{prefix}.experts.gate_up_proj"] = (dtype, [n, 2 * ffn, hidden], b"".join(parts[e, p][2] for e in range(n) for p in ("gate_proj", "up_proj")))
+        tensors[f"{prefix}.experts.down_proj"] = (dtype, [n, hidden, ffn], b"".join(parts[e, "down_proj"][2] for e in range(n)))
+    return tensors
+
+
+def case_fused():
+    for name in MODELS:
+        model = copy_model(tiny(name), name)
+        tensors = fuse(name)
+        write_tensors(f"{name}/model.safetensors", tensors)
+        same(nll(model, name), nll(tiny(name), name), f"nll of {name} with fused experts")
+        for method in ("rtn", "gptq"):
+            report = quantize(model, "a.qpk", method, bits="4")
+            fused = {t["name"].replace("block_sparse_moe", "mlp"): (t["action"], t["bytes_in"], t["bytes_out"]) for t in report["tensors"]}
+            score = nll("a.qpk", name)
+            report = quantize(tiny(name), "a.qpk", method, bits="4")
+            same(score, nll("a.qpk", name), f"nll by {method}")
+            names = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.", "block_sparse_moe": "mlp"}
+            for t in report["tensors"]:
+                for old, new in names.items():
+                    t["name"] = t["name"].replace(old, new)
+            same(fused, {t["name"]: (t["action"], t["bytes_in"], t["bytes_out"]) for t in report["tensors"]}, f"account by {method}")
+        broken = dict(tensors)
+        whole = next(n for n in broken if n.endswith("gate_up_proj"))
+        dtype, shape, data = broken[whole]
+        for bad, code, words in (([shape[0] * shape[1], shape[2]], 3, "expected [experts, 2 ffn, hidden]"), ([shape[0] // 2, 2 * shape[1], shape[2]], 3, "by config.json")):
+            broken[whole] = (dtype, bad, data)
+            write_tensors(f"{name}/model.safetensors", broken)
+            fails(code, [words], model, "-o", "b.qpk", "-g", "16")
+
+
+def to_f8(data):
+    """BF16 values as E4M3 codes of the nearest lower magnitude that a scale of 2^-6 allows, and what they stand for."""
+    codes, values = bytearray(), bytearray()
+    for (bits,) in struct.iter_unpack("<H", data):
+        exponent = (bits >> 7 & 0xFF) - 127 + 6  # of value / 2^-6
+        code = 0 if exponent < -6 else min(exponent + 7, 15) << 3 | (bits >> 4 & 7 if exponent <= 8 else 6)
+        code = 0x7E if code == 0x7F else code
+        value = 0 if code == 0 else ((code >> 3) - 7 - 6 + 127) << 7 | (code & 7) << 4
+        codes.append(code | bits >> 8 & 0x80)
+        values += struct.pack("<H", value | bits & 0x8000)
+    return bytes(codes), bytes(values)
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+def case_fp8():
+    """A checkpoint in FP8 is the one with the same values in BF16."""
+    eights, sixteens = {}, {}
+    for name, (dtype, shape, data) in read_tensors(tiny("qwen3_moe")).items():
+        eights[name] = sixteens[name] = (dtype, shape, data)
+        if name.endswith("_proj.weight"):
+            codes, values = to_f8(data)
+            eights[name], sixteens[name] = ("F8_E4M3", shape, codes), ("BF16", shape, values)
+            eights[name + "_scale_inv"] = ("F32", [-(-n // 128) for n in shape], struct.pack("<f", 2 ** -6))
+    eight, sixteen = copy_model(tiny("qwen3_moe"), "eight", quantization_config=FP8), copy_model(tiny("qwen3_moe"), "sixteen")
+    write_tensors("eight/model.safetensors", eights)
+    write_tensors("sixteen/model.safetensors", sixteens)
+    want = nll(sixteen, "qwen3_moe")
+    same(nll(eight, "qwen3_moe"), want, "nll")
+    for method in ("rtn", "gptq"):
+        quantize(sixteen, "b.qpk", method, bits="4")
+        quantize(eight, "a.qpk", method, bits="4")
+        same(nll("a.qpk", "qwen3_moe"), nll("b.qpk", "qwen3_moe"), f"nll by {method}")
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    for what, change, code, words in (
+            ("zero", {name + "_scale_inv": ("F32", [1, 1], struct.pack("<f", 0))}, 3, ["scale of block 0, 0 is 0, expected a positive number"]),
+            ("negative", {name + "_scale_inv": ("F32", [1, 1], struct.pack("<f", -1))}, 3, ["is -1"]),
+            ("NaN", {name + "_scale_inv": ("F32", [1, 1], struct.pack("<I", 0x7FC00000))}, 3, ["is nan"]),
+            ("infinite", {name + "_scale_inv": ("F32", [1, 1], struct.pack("<I", 0x7F800000))}, 3, ["is inf"]),
+            ("shape", {name + "_scale_inv": ("F32", [1, 2], bytes(8))}, 3, ["F32 [1, 2], expected F32, F16 or BF16 [1, 1]"]),
+            ("type", {name + "_scale_inv": ("U8", [1, 1], b"1")}, 3, ["is U8 [1, 1]"]),
+            ("missing", {name + "_scale_inv": None}, 3, [name, "expected a matrix with scales called"]),
+            ("without weight", {name: ("BF16", [32, 64], bytes(4096))}, 3, [name + "_scale_inv", "there is no F8_E4M3 weight for it"]),
+            ("code that is no number", {name: ("F8_E4M3", [32, 64], b"\x7f" + bytes(2047))}, 3, [name, "row 0, column 0 is NaN"])):
+        broken = {n: t for n, t in (eights | change).items() if t}
+        write_tensors("eight/model.safetensors", broken)
+        fails(code, words, eight, "-o", "c.qpk", "-g", "16", "--no-verify")
+        check(not os.path.exists("c.qpk"), f"output in spite of a scale that is {what}")
+    write_tensors("eight/model.safetensors", eights)
+    for config, words in ((dict(FP8, weight_block_size=None), "expected fmt e4m3 and weight_block_size"), (dict(FP8, weight_block_size=[128, 0]), "weight_block_size"),
+                          (dict(FP8, fmt="e5m2"), "expected fmt e4m3"), (None, "does not say how it is scaled")):
+        fails(4, [words], copy_model("eight", f"m{words[:3]}{id(config)}", quantization_config=config), "-o", "c.qpk", "-g", "16")
+
+
 def case_refused():
     model = tiny("qwen3_moe")
     calib = ("--calib", write_ids(model), "--calib-windows", "2", "--calib-length", "64", "--set", "calibration.perplexity_limit=1e9")

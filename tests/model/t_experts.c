@@ -333,7 +333,12 @@ START_TEST(settings)
     expect_patched("qwen3_moe", "{\"norm_topk_prob\": 1}", QC_E_INPUT, "norm_topk_prob");
     expect_patched("qwen3_moe", "{\"num_experts\": 0}", QC_E_INPUT, "layers.1.mlp.gate_proj.weight");
     expect_patched("qwen3_moe", "{\"n_shared_experts\": 1}", QC_E_UNSUPPORTED, "n_shared_experts");
-    expect_patched("qwen3_moe", "{\"num_local_experts\": 8}", QC_E_UNSUPPORTED, "num_local_experts");
+    expect_patched("qwen3_moe", "{\"num_local_experts\": 8}", QC_OK, "");
+    expect_patched("qwen3_moe", "{\"num_local_experts\": 8, \"num_experts\": \"ABSENT\"}", QC_OK, "");
+    expect_patched("qwen3_moe", "{\"num_local_experts\": 4}", QC_E_INPUT,
+                   "num_experts is 8, but num_local_experts is 4");
+    expect_patched("qwen3_moe", "{\"num_experts\": \"ABSENT\"}", QC_E_INPUT,
+                   "num_experts is 128, which asks for");
     expect_patched("mixtral", "{\"norm_topk_prob\": true}", QC_E_UNSUPPORTED, "norm_topk_prob");
     expect_patched("mixtral", "{\"router_jitter_noise\": 0.01}", QC_OK, "");
 }
