@@ -33,6 +33,7 @@ typedef struct qc_convert_plan {
     qc_convert_item
         *items; /* every tensor of the source once, in writing order: embedding, layers, norm, head */
     int64_t n_items;
+    int64_t *of_tensor; /* [n_items] where a tensor of the source stands in items */
     uint64_t bytes_in, bytes_out; /* of tensor data */
     uint64_t work_bytes;          /* memory of the streaming pass */
     double n_weights;             /* to be quantized */

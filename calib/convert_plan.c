@@ -41,8 +41,10 @@ static void order_items(const qc_model *model, qc_convert_plan *plan)
     int64_t n = 0;
     for (int rank = -1; rank <= (int)model->config.n_layers + 1; rank++)
         for (int64_t i = 0; i < model->src->n_tensors; i++)
-            if (place_rank(model, i) == rank)
+            if (place_rank(model, i) == rank) {
+                plan->of_tensor[i] = n;
                 plan->items[n++].tensor = i;
+            }
 }
 
 void qc_convert_stored_info(const qc_model *model, const qc_convert_item *item, qc_tensor_info *ret)
@@ -206,10 +208,7 @@ static int plan_item(const qc_convert_plan *plan, const qc_model *model, const q
 
 qc_convert_item *qc_convert_plan_item(const qc_convert_plan *plan, int64_t tensor)
 {
-    for (int64_t i = 0; i < plan->n_items; i++)
-        if (plan->items[i].tensor == tensor)
-            return &plan->items[i];
-    return NULL;
+    return tensor >= 0 && tensor < plan->n_items ? &plan->items[plan->of_tensor[tensor]] : NULL;
 }
 
 /* Matrices of a stage see the same activations: quantized if all of them are on a grid. */
@@ -266,8 +265,11 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
         QC_TRY(check_patterns(model, policy, err));
     qc_convert_plan plan = {.format = format, .type = type, .n_items = model->src->n_tensors};
     plan.items = qc_calloc((size_t)plan.n_items, sizeof *plan.items);
-    if (!plan.items)
-        return qc_fail_nomem(err, "plan", (unsigned long long)plan.n_items * sizeof *plan.items);
+    plan.of_tensor = qc_alloc((size_t)plan.n_items, sizeof *plan.of_tensor);
+    if (!plan.items || !plan.of_tensor) {
+        qc_convert_plan_clear(&plan);
+        return qc_fail_nomem(err, "plan", (unsigned long long)model->src->n_tensors * sizeof *plan.items);
+    }
     order_items(model, &plan);
     for (int64_t i = 0; i < plan.n_items; i++) {
         qc_convert_item *item = &plan.items[i];
@@ -303,6 +305,7 @@ void qc_convert_plan_clear(qc_convert_plan *plan)
     if (!plan)
         return;
     qc_free(plan->items);
+    qc_free(plan->of_tensor);
     *plan = (qc_convert_plan){0};
 }
 

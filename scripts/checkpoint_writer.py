@@ -34,7 +34,10 @@ class Bf16File:
     def append(self, rows):
         self.file.write(bf16(rows).tobytes())
 
-    def close(self):
+    def close(self, hollow=False):
+        """hollow: what was not appended becomes a hole."""
+        if hollow:
+            self.file.seek(self.file.truncate(self.n_bytes))
         if self.file.tell() != self.n_bytes:
             raise ValueError(f"{self.file.name}: {self.file.tell()} bytes written, {self.n_bytes} declared")
         self.file.close()
