@@ -271,6 +271,39 @@ static int wrap_hessian_error(qc_backend *be, const float *h, const float *e, in
     return CALL(o, hessian_error, dh, de, n_rows, n, ret, err);
 }
 
+static int wrap_route(qc_backend *be, int32_t *ids, float *weights, const float *logits, int64_t ld,
+                      int64_t n_tokens, int64_t n_experts, int64_t n_chosen, bool renormalise, qc_err *err)
+{
+    operands o = OPERANDS(be, err);
+    float *dl = take(&o, logits, span(n_tokens, ld, n_experts), false);
+    return CALL(o, route, ids, weights, dl, ld, n_tokens, n_experts, n_chosen, renormalise, err);
+}
+
+/* Rows up to the last one that is listed. */
+static int64_t listed(const int32_t *rows, int64_t n_rows)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < n_rows; i++)
+        n = rows[i] >= n ? rows[i] + 1 : n;
+    return n;
+}
+
+static int wrap_gather_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, int64_t n_rows,
+                            int64_t dim, qc_err *err)
+{
+    operands o = OPERANDS(be, err);
+    float *dy = take(&o, y, n_rows * dim, true), *dx = take(&o, x, listed(rows, n_rows) * dim, false);
+    return CALL(o, gather_rows, dy, dx, rows, n_rows, dim, err);
+}
+
+static int wrap_add_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, const float *alpha,
+                         int64_t n_rows, int64_t dim, qc_err *err)
+{
+    operands o = OPERANDS(be, err);
+    float *dy = take(&o, y, listed(rows, n_rows) * dim, true), *dx = take(&o, x, n_rows * dim, false);
+    return CALL(o, add_rows, dy, dx, rows, alpha, n_rows, dim, err);
+}
+
 static void wrap_close(qc_backend *be)
 {
     qc_backend_close(device_of(be));
@@ -302,6 +335,9 @@ qc_backend *device_env_new(qc_pool *pool, qc_compute compute)
         .rope = wrap_rope,
         .attention = wrap_attention,
         .gated_act = wrap_gated_act,
+        .route = wrap_route,
+        .gather_rows = wrap_gather_rows,
+        .add_rows = wrap_add_rows,
         .add = wrap_add,
         .scale = wrap_scale,
         .score = wrap_score,

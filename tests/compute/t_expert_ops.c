@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-const char *const masks[] = {"", "avx512", "all"};
-const int n_masks = 3;
+const char *masks[MAX_MASKS] = {"", "avx512", "all"};
+int n_masks = 3;
 const qc_compute ops_compute = QC_COMPUTE_F32;
 const uint64_t ops_seed = 20240603;
 
@@ -47,7 +47,7 @@ static void one_route(int64_t t, int64_t n, int64_t k, int pad, bool renormalise
     for (int64_t i = 0; ties && i < t * (n + pad); i++)
         logits.data[i] = rintf(logits.data[i] / 3);
     for (int m = 0; m < n_masks; m++)
-        for (int p = 0; p < N_POOLS; p++) {
+        for (int p = 0; p < n_pools; p++) {
             guarded weights = guarded_new(t * k, 0);
             memset(ids, 0xff, n_bytes);
             ck_assert_int_eq(backends[m][p]->route(backends[m][p], ids, weights.data, logits.data, n + pad, t,

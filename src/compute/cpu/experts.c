@@ -1,8 +1,8 @@
 /* route, gather_rows, add_rows: which experts a token goes to, and its way there and back. */
 #include "cpu.h"
 #include "qc_math.h"
+#include "route.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { TASK_ROWS = 16 };
@@ -15,45 +15,14 @@ typedef struct route_job {
     bool renormalise;
 } route_job;
 
-/* Compared are logits, not probabilities: rounding makes none equal that are not. A NaN is never the larger
- * one, and makes the weights NaN. */
-static void choose(const route_job *j, const float *logits, int32_t *ids)
-{
-    for (int64_t c = 0; c < j->n_chosen; c++) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < (int32_t)j->n_experts; e++) {
-            bool taken = false;
-            if (best >= 0 && !(logits[e] > logits[best]))
-                continue;
-            for (int64_t i = 0; i < c && !taken; i++)
-                taken = ids[i] == e;
-            best = taken ? best : e;
-        }
-        ids[c] = best;
-    }
-}
-
-static void route_token(const route_job *j, int64_t t)
-{
-    const float *logits = j->logits + t * j->ld;
-    int32_t *ids = j->ids + t * j->n_chosen;
-    float *weights = j->weights + t * j->n_chosen;
-    double sum = 0;
-    choose(j, logits, ids);
-    double max = (double)logits[ids[0]];
-    for (int64_t i = 0; i < (j->renormalise ? j->n_chosen : j->n_experts); i++)
-        sum += exp((double)logits[j->renormalise ? ids[i] : i] - max);
-    for (int64_t i = 0; i < j->n_chosen; i++)
-        weights[i] = (float)(exp((double)logits[ids[i]] - max) / sum);
-}
-
 static void route_task(void *ctx, int64_t task, int thread)
 {
     (void)thread;
     const route_job *j = ctx;
     int64_t end = qc_min_i64((task + 1) * TASK_ROWS, j->n_tokens);
     for (int64_t t = task * TASK_ROWS; t < end; t++)
-        route_token(j, t);
+        qc_route_token(j->ids + t * j->n_chosen, j->weights + t * j->n_chosen, j->logits + t * j->ld,
+                       j->n_experts, j->n_chosen, j->renormalise);
 }
 
 int qc_cpu_route(qc_backend *be, int32_t *ids, float *weights, const float *logits, int64_t ld,

@@ -29,6 +29,8 @@
     X(mirror, rows, mirror)                                                                                  \
     X(column_stats, rows, stats)                                                                             \
     X(quantize_acts, rows, acts)                                                                             \
+    X(gather_rows, rows, listed)                                                                             \
+    X(add_rows, rows, listed)                                                                                \
     X(attention_64, attention, attention)                                                                    \
     X(attention_128, attention, attention)                                                                   \
     X(attention_256, attention, attention)                                                                   \
@@ -132,6 +134,15 @@ static inline int64_t qc_cuda_attention_bytes(int64_t dim_max)
     int64_t t = qc_cuda_attention_tile(dim_max);
     return (2 * t * (dim_max + 1) + t * (t + 1)) * (int64_t)sizeof(float);
 }
+
+/* y[i, :] = x[rows[i], :], or y[rows[i], :] += alpha[i] x[i, :]; rows are all different. One thread per
+ * element. */
+typedef struct qc_cuda_listed_args {
+    float *y;
+    const float *x, *alpha;
+    const int32_t *rows;
+    int64_t n_rows, dim;
+} qc_cuda_listed_args;
 
 /* One block per token; b NULL: one model. Shared memory: a double or float of each warp, then two words of
  * each. */

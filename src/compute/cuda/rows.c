@@ -1,6 +1,8 @@
 /* Operations that are one launch: arguments, grids and what a device can not do. */
 #include "device.h"
+#include "qc_alloc.h"
 #include "qc_math.h"
+#include "route.h"
 
 enum { WARP = 32, WARPS = QC_CUDA_THREADS / WARP };
 
@@ -133,6 +135,60 @@ static int cuda_score(qc_backend *be, qc_score *scores, const float *logits_a, c
     return qc_cuda_to_host(cb, scores, device_scores, score_bytes, err);
 }
 
+/* A router has few logits per token: the choice is made on the host, where it is wanted. */
+static int cuda_route(qc_backend *be, int32_t *ids, float *weights, const float *logits, int64_t ld,
+                      int64_t n_tokens, int64_t n_experts, int64_t n_chosen, bool renormalise, qc_err *err)
+{
+    int64_t n = n_tokens > 0 ? (n_tokens - 1) * ld + n_experts : 0;
+    if (n_chosen < 1 || n_chosen > n_experts || n_experts > INT32_MAX)
+        return qc_fail(err, QC_E_UNSUPPORTED, "%lld of %lld experts", (long long)n_chosen,
+                       (long long)n_experts);
+    float *host = qc_alloc((size_t)n, sizeof *host);
+    if (!host)
+        return qc_fail_nomem(err, "the routing of tokens", (unsigned long long)n * sizeof *host);
+    int rc = be->download(be, host, logits, n, err);
+    for (int64_t t = 0; t < n_tokens && rc == QC_OK; t++)
+        qc_route_token(ids + t * n_chosen, weights + t * n_chosen, host + t * ld, n_experts, n_chosen,
+                       renormalise);
+    qc_free(host);
+    return rc;
+}
+
+static int listed_rows(qc_backend *be, qc_cuda_kernel kernel, qc_cuda_listed_args args, qc_err *err)
+{
+    qc_cuda_backend *cb = (qc_cuda_backend *)be;
+    size_t n = (size_t)args.n_rows;
+    if (args.n_rows == 0 || args.dim == 0)
+        return QC_OK;
+    int32_t *rows = qc_cuda_scratch(cb, QC_CUDA_S_GROUPS, n * sizeof *rows, err);
+    if (!rows)
+        return QC_E_RESOURCE;
+    QC_TRY(qc_cuda_to_device(cb, rows, args.rows, n * sizeof *rows, err));
+    args.rows = rows;
+    if (args.alpha) {
+        float *alpha = qc_cuda_scratch(cb, QC_CUDA_S_STATS, n * sizeof *alpha, err);
+        if (!alpha)
+            return QC_E_RESOURCE;
+        QC_TRY(qc_cuda_to_device(cb, alpha, args.alpha, n * sizeof *alpha, err));
+        args.alpha = alpha;
+    }
+    return qc_cuda_launch(cb, kernel, n_blocks(args.n_rows * args.dim), 1, QC_CUDA_THREADS, 0, &args, err);
+}
+
+static int cuda_gather_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, int64_t n_rows,
+                            int64_t dim, qc_err *err)
+{
+    qc_cuda_listed_args args = {.y = y, .x = x, .rows = rows, .n_rows = n_rows, .dim = dim};
+    return listed_rows(be, QC_CUDA_K_gather_rows, args, err);
+}
+
+static int cuda_add_rows(qc_backend *be, float *y, const float *x, const int32_t *rows, const float *alpha,
+                         int64_t n_rows, int64_t dim, qc_err *err)
+{
+    qc_cuda_listed_args args = {.y = y, .x = x, .alpha = alpha, .rows = rows, .n_rows = n_rows, .dim = dim};
+    return listed_rows(be, QC_CUDA_K_add_rows, args, err);
+}
+
 static int cuda_mirror(qc_backend *be, float *h, int64_t n, qc_err *err)
 {
     qc_cuda_mirror_args args = {.h = h, .n = n};
@@ -179,6 +235,9 @@ void qc_cuda_set_row_operations(qc_backend *be)
     be->rope = cuda_rope;
     be->attention = cuda_attention;
     be->gated_act = cuda_gated_act;
+    be->route = cuda_route;
+    be->gather_rows = cuda_gather_rows;
+    be->add_rows = cuda_add_rows;
     be->add = cuda_add;
     be->scale = cuda_scale;
     be->score = cuda_score;

@@ -97,6 +97,20 @@ QC_KERNEL(add_lower, lower, QC_CUDA_THREADS)
         qc_view(a.h)[i * a.ldh + j] += qc_view(a.x)[at];
 }
 
+QC_KERNEL(gather_rows, listed, QC_CUDA_THREADS)
+{
+    int64_t at = qc_global_thread(), i = at / a.dim;
+    if (i < a.n_rows)
+        qc_view(a.y)[at] = qc_view(a.x)[qc_view(a.rows)[i] * a.dim + at % a.dim];
+}
+
+QC_KERNEL(add_rows, listed, QC_CUDA_THREADS)
+{
+    int64_t at = qc_global_thread(), i = at / a.dim;
+    if (i < a.n_rows)
+        qc_view(a.y)[qc_view(a.rows)[i] * a.dim + at % a.dim] += qc_view(a.alpha)[i] * qc_view(a.x)[at];
+}
+
 /* A tile below the diagonal is written above it, through shared memory so that both sides go by rows. */
 QC_KERNEL(mirror, mirror, QC_CUDA_THREADS)
 {
