@@ -193,6 +193,9 @@ static int plan_item(const qc_convert_plan *plan, const qc_model *model, const q
     } else if (role == QC_ROLE_BUFFER) {
         item->action = QC_ACTION_DROPPED;
         item->rule = "computed buffer";
+    } else if (role == QC_ROLE_OUTSIDE) {
+        item->action = QC_ACTION_DROPPED;
+        item->rule = "no part of the text model";
     } else {
         item->action = QC_ACTION_COPIED;
         item->rule = role == QC_ROLE_NORM ? "norm" : role == QC_ROLE_ROUTER ? "router" : "bias";
@@ -316,8 +319,10 @@ static int add_tied_name(const qc_model *model, qc_writer *writer, qc_err *err)
 {
     const char *const *names = model->config.family->names;
     const char *stored = model->src->info(model->src, qc_model_tensor(model, 0, QC_SLOT_EMBEDDING))->name;
-    bool as_head = strcmp(stored, names[QC_SLOT_HEAD]) == 0;
-    return writer->alias(writer, names[as_head ? QC_SLOT_EMBEDDING : QC_SLOT_HEAD], stored, err);
+    char table[QC_NAME_BYTES], head[QC_NAME_BYTES];
+    qc_full_name(model->config.form, names[QC_SLOT_EMBEDDING], table);
+    qc_full_name(model->config.form, names[QC_SLOT_HEAD], head);
+    return writer->alias(writer, strcmp(stored, head) == 0 ? table : head, stored, err);
 }
 
 int qc_convert_declare(const qc_convert_plan *plan, const qc_model *model, const qc_journal *journal,

@@ -168,11 +168,35 @@ def make_variants(data):
     write_json(f"{data}/golden/variants.json", values)
 
 
+def check_wrappers():
+    """Without images the classes of several parts compute what their text model does alone, to the last bit."""
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+            "intermediate_size": 96, "vocab_size": 256}
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+              "patch_size": 14}
+    pixtral, intern = {**vision, "head_dim": 16}, {**vision, "image_size": [28, 28], "patch_size": [14, 14]}
+    ids = torch.randint(0, 250, (1, N_TOKENS), generator=torch.Generator().manual_seed(1))
+    for name, inner, image in (("Gemma3", "Gemma3Text", vision), ("Llava", "Llama", {**vision, "model_type": "clip_vision_model"}),
+                               ("LlavaNext", "Mistral", {**vision, "model_type": "clip_vision_model"}),
+                               ("Mistral3", "Mistral", {**pixtral, "model_type": "pixtral"}), ("Idefics3", "Llama", vision),
+                               ("SmolVLM", "Llama", vision), ("InternVL", "Qwen2", {**intern, "model_type": "internvl_vision"})):
+        text_config = getattr(transformers, inner + "Config")(**text)
+        config = getattr(transformers, name + "Config")(text_config=text_config, vision_config=image)
+        whole = getattr(transformers, name + "ForConditionalGeneration")(config).eval()
+        alone = AutoModelForCausalLM.from_config(text_config).eval()
+        part = whole.model.language_model if hasattr(whole.model, "language_model") else whole.model.text_model
+        alone.model.load_state_dict(part.state_dict())
+        alone.lm_head.weight = whole.lm_head.weight
+        with torch.no_grad():
+            assert torch.equal(whole(input_ids=ids).logits, alone(ids).logits), name
+
+
 def main():
     data, names = sys.argv[1], sys.argv[2:] or list(MODELS)
     for name in names:
         make_model(f"{data}/models/tiny/{name}", name)
     make_variants(data)
+    check_wrappers()
 
 
 main()

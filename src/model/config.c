@@ -103,20 +103,27 @@ static int find_family(qc_config_reader *r)
         return qc_fail(r->err, QC_E_INPUT, "%s: %s is not an object", r->file,
                        inner ? "\"text_config\"" : "the document");
     r->json = inner ? inner : r->outer;
+    r->out->wrapped = inner != NULL;
     QC_TRY(qc_config_string(r, r->outer, "model_type", &outer_type));
     QC_TRY(qc_config_string(r, r->json, "model_type", &type));
-    if (!type && !outer_type)
-        return qc_fail(r->err, QC_E_INPUT, "%s: \"model_type\" is missing", r->file);
-    const char *refused = outer_type && !qc_family_find(outer_type) ? outer_type
-                          : type && !qc_family_find(type)           ? type
-                                                                    : NULL;
+    r->wrapper = outer_type ? qc_wrapper_find(outer_type) : NULL;
+    if (r->wrapper && !inner)
+        return qc_fail(r->err, QC_E_INPUT, "%s: model_type %s without \"text_config\"", r->file, outer_type);
+    if (!type && (!outer_type || r->wrapper))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"model_type\" is missing%s", r->file,
+                       r->wrapper ? " in \"text_config\"" : "");
+    const char *refused = outer_type && !r->wrapper && !qc_family_find(outer_type) ? outer_type
+                          : type && !qc_family_find(type)                          ? type
+                                                                                   : NULL;
     if (refused)
         return refuse_family(r, refused);
     r->family = r->out->family = qc_family_find(type ? type : outer_type);
     return QC_OK;
 }
 
-static int check_class(qc_config_reader *r, const cJSON *object)
+/* model_type, class_name: what the object may say. */
+static int check_class(qc_config_reader *r, const cJSON *object, const char *model_type,
+                       const char *class_name)
 {
     const cJSON *list = qc_json_get(object, "architectures");
     const cJSON *first = cJSON_IsArray(list) ? list->child : NULL;
@@ -124,11 +131,20 @@ static int check_class(qc_config_reader *r, const cJSON *object)
         return QC_OK;
     if (!cJSON_IsString(first))
         return qc_fail(r->err, QC_E_INPUT, "%s: \"architectures\" is not a list of names", r->file);
-    if (strcmp(first->valuestring, r->family->class_name) != 0)
+    if (strcmp(first->valuestring, class_name) != 0)
         return qc_fail(r->err, QC_E_UNSUPPORTED,
                        "%s: architecture \"%s\" of model_type %s is not supported; expected %s", r->file,
-                       first->valuestring, r->family->model_type, r->family->class_name);
+                       first->valuestring, model_type, class_name);
     return QC_OK;
+}
+
+/* In a wrapper the class of the text model follows from its model_type, whatever its architectures say. */
+static int check_classes(qc_config_reader *r)
+{
+    if (r->wrapper)
+        return check_class(r, r->outer, r->wrapper->model_type, r->wrapper->class_name);
+    QC_TRY(check_class(r, r->outer, r->family->model_type, r->family->class_name));
+    return check_class(r, r->json, r->family->model_type, r->family->class_name);
 }
 
 static int read_heads(qc_config_reader *r)
@@ -252,13 +268,47 @@ static int read_flags(qc_config_reader *r)
     return read_activation(r);
 }
 
+static int64_t find_named(const qc_config_reader *r, const qc_name_form *form, qc_slot slot)
+{
+    char name[QC_NAME_BYTES];
+    qc_full_name(form, r->family->names[slot], name);
+    return r->src->find(r->src, name);
+}
+
+/* The table of embeddings, and with it the form of all names. */
+static int64_t find_table(qc_config_reader *r)
+{
+    static const qc_slot slots[] = {QC_SLOT_EMBEDDING, QC_SLOT_HEAD}; /* a tied table may be the head alone */
+    for (int k = 0; k < (r->out->tied ? 2 : 1); k++)
+        for (int i = 0; i < (r->out->wrapped ? INT32_MAX : 1) && qc_name_form_at(i); i++) {
+            int64_t tensor = find_named(r, qc_name_form_at(i), slots[k]);
+            if (tensor < 0)
+                continue;
+            r->out->form = qc_name_form_at(i);
+            return tensor;
+        }
+    return -1;
+}
+
+/* Where a wrapper and its text_config say different things about the head, its presence decides: both
+ * readings are in use. */
+static int settle_wrapped_tie(qc_config_reader *r)
+{
+    static const char key[] = "tie_word_embeddings";
+    const cJSON *inner = qc_json_get(r->json, key), *outer = qc_json_get(r->outer, key);
+    if (!inner || !outer || cJSON_IsTrue(inner) == cJSON_IsTrue(outer))
+        return QC_OK;
+    r->out->tied = find_named(r, r->out->form, QC_SLOT_HEAD) < 0;
+    return qc_config_note(r, QC_LOG_WARN, "%s: %s is %s, but %s in text_config: the checkpoint has %s head",
+                          r->file, key, cJSON_IsTrue(outer) ? "true" : "false",
+                          cJSON_IsTrue(inner) ? "true" : "false", r->out->tied ? "no" : "a");
+}
+
 /* Rows of the table are never cut: they decide, whatever vocab_size says. */
 static int read_vocab(qc_config_reader *r)
 {
     const char *name = r->family->names[QC_SLOT_EMBEDDING];
-    int64_t tensor = r->src->find(r->src, name), claimed = 0;
-    if (tensor < 0 && r->out->tied) /* a tied table may be stored as the head alone */
-        tensor = r->src->find(r->src, r->family->names[QC_SLOT_HEAD]);
+    int64_t tensor = find_table(r), claimed = 0;
     if (tensor < 0)
         return qc_fail(r->err, QC_E_INPUT, "%s: tensor \"%s\" is missing", r->src->path, name);
     const qc_tensor_info *info = r->src->info(r->src, tensor);
@@ -266,6 +316,7 @@ static int read_vocab(qc_config_reader *r)
         return qc_fail(r->err, QC_E_INPUT, "%s: tensor \"%s\" is not a table of 1 to %d rows", r->src->path,
                        info->name, INT32_MAX);
     r->out->vocab = info->shape[0];
+    QC_TRY(settle_wrapped_tie(r));
     QC_TRY(qc_config_int(r, r->json, "vocab_size", 0, -INT64_MAX, INT64_MAX, &claimed));
     if (!qc_json_get(r->json, "vocab_size"))
         return qc_config_note(r, QC_LOG_WARN, "%s: vocab_size is absent, the embedding has %lld rows",
@@ -281,8 +332,7 @@ static int read_config(qc_config_reader *r)
 {
     qc_model_config *c = r->out;
     QC_TRY(find_family(r));
-    QC_TRY(check_class(r, r->outer));
-    QC_TRY(check_class(r, r->json));
+    QC_TRY(check_classes(r));
     QC_TRY(qc_config_check_keys(r));
     const qc_class_defaults *d = &r->family->defaults;
     QC_TRY(qc_config_count(r, "hidden_size", d->hidden, QC_DIM_MAX, &c->hidden));

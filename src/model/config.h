@@ -45,9 +45,18 @@ typedef enum {
     QC_QK_NORM_WHOLE /* of all heads of a token together */
 } qc_qk_norm;
 
+/* What stands in the names of a checkpoint for the "model." of the family's names, and before that of the
+ * head.
+ */
+typedef struct qc_name_form {
+    const char *body, *head;
+} qc_name_form;
+
 typedef struct qc_model_config {
     const qc_family *family;
-    int64_t hidden; /* width of the residual stream */
+    bool wrapped;             /* the text model is a part: tensors of other parts may lie beside it */
+    const qc_name_form *form; /* static */
+    int64_t hidden;           /* width of the residual stream */
     int64_t n_layers;
     int64_t n_heads; /* query heads */
     int64_t n_kv_heads;

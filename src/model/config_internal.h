@@ -16,6 +16,7 @@ typedef struct qc_config_reader {
     const cJSON *outer; /* the whole document */
     const cJSON *json; /* the object with the text model's settings: the document itself or its text_config */
     const qc_family *family;
+    const qc_wrapper *wrapper; /* NULL: the model is no part of another */
     qc_model_config *out;
     qc_buf notes;
     qc_err *err;

@@ -71,6 +71,7 @@ static const char *const harmless_keys[] = {
     "min_length",
     "model_max_length",
     "name_or_path",
+    "neftune_noise_alpha",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
@@ -81,6 +82,8 @@ static const char *const harmless_keys[] = {
     "output_router_logits",
     "output_scores",
     "pad_token_id",
+    "perceiver_config",
+    "pixel_shuffle_factor",
     "prefix",
     "pretraining_tp",
     "problem_type",
@@ -111,6 +114,7 @@ static const char *const harmless_keys[] = {
     "use_cache",
     "use_flash_attention",
     "use_flash_attn",
+    "use_resampler",
     "use_sdpa",
 };
 
@@ -141,6 +145,7 @@ static const struct {
     {"num_nextn_predict_layers", "0", "prediction layers behind the decoder"},
     {"partial_rotary_factor", "1", "heads that rotate in part"},
     {"pruned_heads", "{}", "pruned attention heads"},
+    {"qk_layer_norms", "false", "another query and key norm"},
     {"qk_layernorm", "false", "another query and key norm"},
     {"quantization_config", NULL, "an already quantized checkpoint"},
     {"query_pre_attn_scalar", NULL, "another attention scale"},
@@ -176,9 +181,12 @@ static bool is_neutral(const cJSON *item, const char *neutral)
     return cJSON_IsObject(item) && !item->child && strcmp(neutral, "{}") == 0;
 }
 
-static int check_key(qc_config_reader *r, const cJSON *item)
+/* r->wrapper's own fields are about its other parts, but for those that would change the text model, too. */
+static int check_key(qc_config_reader *r, const cJSON *item, bool of_wrapper)
 {
     const char *key = item->string;
+    if (of_wrapper && (strcmp(key, "vision_config") == 0 || strcmp(key, "audio_config") == 0))
+        return QC_OK;
     if (cJSON_IsNull(item) || key[0] == '_' || in_list(read_keys, COUNT(read_keys), key) ||
         in_list(harmless_keys, COUNT(harmless_keys), key) || qc_family_reads(r->family, key))
         return QC_OK;
@@ -191,6 +199,8 @@ static int check_key(qc_config_reader *r, const cJSON *item)
                        r->file, key, matter_keys[i].what, r->family->model_type,
                        matter_keys[i].neutral ? matter_keys[i].neutral : "null or no such field");
     }
+    if (of_wrapper)
+        return QC_OK;
     return qc_fail(r->err, QC_E_UNSUPPORTED, "%s: field \"%s\" is not known and could change the result",
                    r->file, key);
 }
@@ -198,9 +208,9 @@ static int check_key(qc_config_reader *r, const cJSON *item)
 int qc_config_check_keys(qc_config_reader *r)
 {
     for (const cJSON *item = r->json->child; item; item = item->next)
-        QC_TRY(check_key(r, item));
+        QC_TRY(check_key(r, item, false));
     if (r->outer != r->json)
         for (const cJSON *item = r->outer->child; item; item = item->next)
-            QC_TRY(check_key(r, item));
+            QC_TRY(check_key(r, item, r->wrapper != NULL));
     return QC_OK;
 }

@@ -1,5 +1,6 @@
 #include "family.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Names shared by the families that follow Llama's layout. */
@@ -407,6 +408,39 @@ static const qc_family families[] = {
 };
 
 #define N_FAMILIES ((int)(sizeof families / sizeof families[0]))
+
+static const qc_wrapper wrappers[] = {
+    {"gemma3", "Gemma3ForConditionalGeneration"},        {"idefics3", "Idefics3ForConditionalGeneration"},
+    {"internvl", "InternVLForConditionalGeneration"},    {"llava", "LlavaForConditionalGeneration"},
+    {"llava_next", "LlavaNextForConditionalGeneration"}, {"mistral3", "Mistral3ForConditionalGeneration"},
+    {"smolvlm", "SmolVLMForConditionalGeneration"},
+};
+
+const qc_wrapper *qc_wrapper_find(const char *model_type)
+{
+    for (size_t i = 0; i < sizeof wrappers / sizeof wrappers[0]; i++)
+        if (strcmp(wrappers[i].model_type, model_type) == 0)
+            return &wrappers[i];
+    return NULL;
+}
+
+const qc_name_form *qc_name_form_at(int i)
+{
+    static const qc_name_form forms[] = {
+        {"model.", ""},
+        {"language_model.model.", "language_model."},
+        {"model.language_model.", ""},
+        {"model.text_model.", ""},
+    };
+    return i >= 0 && i < (int)(sizeof forms / sizeof forms[0]) ? &forms[i] : NULL;
+}
+
+void qc_full_name(const qc_name_form *form, const char *name, char ret[QC_NAME_BYTES])
+{
+    size_t n = strlen(qc_name_form_at(0)->body);
+    bool body = strncmp(name, qc_name_form_at(0)->body, n) == 0;
+    snprintf(ret, QC_NAME_BYTES, "%s%s", body ? form->body : form->head, name + (body ? n : 0));
+}
 
 bool qc_family_reads(const qc_family *family, const char *key)
 {

@@ -66,8 +66,23 @@ struct qc_family {
     const char *const *other_names; /* tried where `names` is not found; NULL = there are none */
 };
 
+/* A model of several parts whose text_config describes a model of one of the families. */
+typedef struct qc_wrapper {
+    const char *model_type, *class_name;
+} qc_wrapper;
+
 /* Row of a model_type, NULL if there is none. */
 const qc_family *qc_family_find(const char *model_type);
+const qc_wrapper *qc_wrapper_find(const char *model_type);
+
+/* Form number i, NULL past the end; the first is that of a model that is no part of another. */
+const qc_name_form *qc_name_form_at(int i);
+
+#define QC_NAME_BYTES 256
+
+/* A name of the family's map (with the layer's prefix) as it stands in the checkpoint, cut to QC_NAME_BYTES.
+ */
+void qc_full_name(const qc_name_form *form, const char *name, char ret[QC_NAME_BYTES]);
 
 /* Row number i, NULL past the end. */
 const qc_family *qc_family_at(int i);

@@ -11,20 +11,21 @@
 #include <stdio.h>
 #include <string.h>
 
-#define NAME_BYTES   256
 #define COMPARE_ROWS 64 /* rows of the two tables compared at a time */
 
-static void slot_name(const qc_family *f, const char *const *names, int layer, qc_slot slot, int64_t expert,
-                      char name[NAME_BYTES])
+static void slot_name(const qc_model_config *c, const char *const *names, int layer, qc_slot slot,
+                      int64_t expert, char name[QC_NAME_BYTES])
 {
-    const char *text = names[slot], *star = strchr(text, '*');
+    const char *prefix = c->family->layer_prefix, *text = names[slot], *star = strchr(text, '*');
+    char plain[QC_NAME_BYTES];
     if (slot < QC_SLOT_FIRST_IN_LAYER)
-        snprintf(name, NAME_BYTES, "%s", text);
+        snprintf(plain, sizeof plain, "%s", text);
     else if (star)
-        snprintf(name, NAME_BYTES, "%s%d.%.*s%lld%s", f->layer_prefix, layer, (int)(star - text), text,
+        snprintf(plain, sizeof plain, "%s%d.%.*s%lld%s", prefix, layer, (int)(star - text), text,
                  (long long)expert, star + 1);
     else
-        snprintf(name, NAME_BYTES, "%s%d.%s", f->layer_prefix, layer, text);
+        snprintf(plain, sizeof plain, "%s%d.%s", prefix, layer, text);
+    qc_full_name(c->form, plain, name);
 }
 
 /* Cells per row: the slots that exist once, then those of each expert. */
@@ -131,10 +132,10 @@ static int same_values(const qc_source *src, int64_t a, int64_t b, bool *ret_equ
 static int settle_tie(qc_model *model, qc_err *err)
 {
     const qc_source *src = model->src;
-    const qc_family *f = model->config.family;
-    int64_t table = src->find(src, f->names[QC_SLOT_EMBEDDING]),
-            head = src->find(src, f->names[QC_SLOT_HEAD]);
-    char text[QC_ERR_MSG_BYTES];
+    char text[QC_ERR_MSG_BYTES], table_name[QC_NAME_BYTES], head_name[QC_NAME_BYTES];
+    slot_name(&model->config, model->config.family->names, 0, QC_SLOT_EMBEDDING, 0, table_name);
+    slot_name(&model->config, model->config.family->names, 0, QC_SLOT_HEAD, 0, head_name);
+    int64_t table = src->find(src, table_name), head = src->find(src, head_name);
     bool equal = false;
     if (!model->config.tied || head < 0 || head == table) /* a packed file knows the head as a second name */
         return QC_OK;
@@ -142,7 +143,7 @@ static int settle_tie(qc_model *model, qc_err *err)
         *slot_cell(model, 0, QC_SLOT_EMBEDDING, 0) = head;
         model->places[head] = (qc_tensor_place){QC_ROLE_EMBEDDING, -1, -1};
         snprintf(text, sizeof text, "%s: \"%s\" is missing, the tied \"%s\" stands for it", src->path,
-                 f->names[QC_SLOT_EMBEDDING], f->names[QC_SLOT_HEAD]);
+                 table_name, head_name);
         return note(model, QC_LOG_WARN, text, err);
     }
     QC_TRY(check_shape(model, src->info(src, table), qc_slot_of(QC_SLOT_EMBEDDING), err));
@@ -155,13 +156,13 @@ static int settle_tie(qc_model *model, qc_err *err)
     model->config.tied = false;
     snprintf(text, sizeof text,
              "%s: tie_word_embeddings is true but \"%s\" differs from \"%s\": treated as not tied", src->path,
-             f->names[QC_SLOT_HEAD], f->names[QC_SLOT_EMBEDDING]);
+             head_name, table_name);
     return note(model, QC_LOG_WARN, text, err);
 }
 
 typedef struct lost_tensors {
     int64_t n;
-    char first[NAME_BYTES];
+    char first[QC_NAME_BYTES];
     bool expert; /* the first one is an expert's */
 } lost_tensors;
 
@@ -169,15 +170,15 @@ typedef struct lost_tensors {
 static int place_tensor(qc_model *model, int layer, qc_slot slot, int64_t expert, lost_tensors *lost,
                         qc_err *err)
 {
-    char name[NAME_BYTES], other[NAME_BYTES];
+    char name[QC_NAME_BYTES], other[QC_NAME_BYTES];
     const qc_family *f = model->config.family;
     int64_t *cell = slot_cell(model, layer, slot, expert);
     bool is_expert = slot >= QC_SLOT_FIRST_IN_EXPERT;
-    slot_name(f, f->names, layer, slot, expert, name);
+    slot_name(&model->config, f->names, layer, slot, expert, name);
     if (*cell < 0)
         *cell = model->src->find(model->src, name);
     if (*cell < 0 && f->other_names && f->other_names[slot]) {
-        slot_name(f, f->other_names, layer, slot, expert, other);
+        slot_name(&model->config, f->other_names, layer, slot, expert, other);
         *cell = model->src->find(model->src, other);
     }
     if (*cell < 0) {
@@ -202,6 +203,13 @@ static int place_slot(qc_model *model, int layer, qc_slot slot, lost_tensors *lo
     return QC_OK;
 }
 
+/* Does a name begin with a, and go on with b? */
+static bool begins_with(const char *name, const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    return strncmp(name, a, n) == 0 && strncmp(name + n, b, m) == 0;
+}
+
 static int place_all(qc_model *model, qc_err *err)
 {
     lost_tensors lost = {0};
@@ -216,7 +224,7 @@ static int place_all(qc_model *model, qc_err *err)
     char more[64] = "", why[96] = "";
     if (lost.n > 1)
         snprintf(more, sizeof more, " and %lld more tensors are", (long long)lost.n - 1);
-    if (strcmp(lost.first, f->names[QC_SLOT_HEAD]) == 0)
+    if (begins_with(lost.first, model->config.form->head, f->names[QC_SLOT_HEAD]))
         snprintf(why, sizeof why, " although the head is not tied (tie_word_embeddings)");
     if (lost.expert)
         snprintf(why, sizeof why, ", but %s in config.json is %lld", f->experts.count_key,
@@ -236,32 +244,52 @@ static bool ends_with(const char *name, const char *const *endings)
     return false;
 }
 
-/* Tensors without a slot: computed buffers are dropped, anything else is refused. */
+/* Tensors that have no slot, all for one reason. */
+typedef struct left_out {
+    int64_t n;
+    const char *first; /* the first one's name */
+} left_out;
+
+static int note_left_out(qc_model *model, const left_out *out, qc_log_level level, const char *what,
+                         qc_err *err)
+{
+    char text[QC_ERR_MSG_BYTES];
+    if (out->n == 0)
+        return QC_OK;
+    snprintf(text, sizeof text, "%s: %lld %s dropped, \"%s\"%s", model->src->path, (long long)out->n, what,
+             out->first, out->n > 1 ? " and the like" : "");
+    return note(model, level, text, err);
+}
+
+/* Does a tensor of a model with several parts belong to another one than the text model? */
+static bool is_outside(const qc_model_config *c, const char *name)
+{
+    return c->wrapped && !begins_with(name, c->form->body, "") &&
+           !begins_with(name, c->form->head, "lm_head.");
+}
+
+/* Tensors without a slot: computed buffers and those of other parts are dropped, anything else is refused. */
 static int settle_rest(qc_model *model, qc_err *err)
 {
     static const char *const buffers[] = {"rotary_emb.inv_freq", "rotary_emb.cos_cached",
                                           "rotary_emb.sin_cached", "attn.masked_bias", NULL};
     const qc_source *src = model->src;
-    const char *first = NULL;
-    int64_t n_buffers = 0;
+    left_out computed = {0}, outside = {0};
     for (int64_t t = 0; t < src->n_tensors; t++) {
         const char *name = src->info(src, t)->name;
         if (model->places[t].role != QC_ROLE_UNKNOWN)
             continue;
-        if (!ends_with(name, buffers))
+        bool other = is_outside(&model->config, name);
+        if (!other && !ends_with(name, buffers))
             return qc_fail(err, QC_E_INPUT,
                            "%s: tensor \"%s\" is no part of a %s model with this config.json", src->path,
                            name, model->config.family->model_type);
-        model->places[t].role = QC_ROLE_BUFFER;
-        first = first ? first : name;
-        n_buffers++;
+        left_out *out = other ? &outside : &computed;
+        model->places[t].role = other ? QC_ROLE_OUTSIDE : QC_ROLE_BUFFER;
+        out->first = out->n++ ? out->first : name;
     }
-    if (n_buffers == 0)
-        return QC_OK;
-    char text[QC_ERR_MSG_BYTES];
-    snprintf(text, sizeof text, "%s: %lld computed buffer(s) dropped, \"%s\"%s", src->path,
-             (long long)n_buffers, first, n_buffers > 1 ? " and the like" : "");
-    return note(model, QC_LOG_INFO, text, err);
+    QC_TRY(note_left_out(model, &computed, QC_LOG_INFO, "computed buffer(s)", err));
+    return note_left_out(model, &outside, QC_LOG_WARN, "tensor(s) of other parts than the text model", err);
 }
 
 static int account(qc_model *model, qc_err *err)

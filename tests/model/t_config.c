@@ -369,8 +369,8 @@ END_TEST
 
 START_TEST(c8_text_config)
 {
-    CHECK({"llama", "{\"model_type\": \"llava\", \"text_config\": {\"model_type\": \"llama\"}}",
-           QC_E_UNSUPPORTED, "\"llava\""},
+    CHECK({"llama", "{\"model_type\": \"paligemma\", \"text_config\": {\"model_type\": \"llama\"}}",
+           QC_E_UNSUPPORTED, "\"paligemma\""},
           {"llama", "{\"text_config\": {\"model_type\": \"mamba\"}}", QC_E_UNSUPPORTED, "mamba"},
           {"llama", "{\"text_config\": {\"model_type\": \"llama\"}, \"vision_config\": {}}", QC_E_UNSUPPORTED,
            "vision_config"},
