@@ -35,8 +35,8 @@ static int fetch_part(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_er
 }
 
 /* Prepare a matrix as it is stored: a fused one becomes its parts. */
-static int set_weights(qc_layer *l, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
-                       qc_err *err)
+int qc_layer_set_matrix(qc_layer *l, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
+                        qc_err *err)
 {
     const qc_model_config *c = &l->model->config;
     const qc_slot own[] = {slot, QC_N_SLOTS}, *parts = qc_slot_parts(slot);
@@ -58,7 +58,7 @@ static int load_matrix(qc_layer *l, qc_slot slot, int64_t expert, int64_t tensor
 {
     const qc_source *src = l->model->src;
     tensor_rows rows = {src, tensor, 0, 1};
-    int rc = set_weights(l, slot, expert, fetch_tensor, &rows, err);
+    int rc = qc_layer_set_matrix(l, slot, expert, fetch_tensor, &rows, err);
     src->release(src, tensor, 0, qc_tensor_rows(src->info(src, tensor)));
     return rc;
 }
@@ -180,12 +180,6 @@ uint64_t qc_layer_bytes(const qc_model_config *config)
     for (int layer = 0; layer < config->n_layers; layer++)
         largest = qc_max_i64(largest, layer_elems(config, layer));
     return (uint64_t)largest * sizeof(float);
-}
-
-int qc_layer_set_matrix(qc_layer *layer, qc_slot slot, int64_t expert, qc_fetch_rows_fn fetch, void *ctx,
-                        qc_err *err)
-{
-    return set_weights(layer, slot, expert, fetch, ctx, err);
 }
 
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err)
