@@ -126,6 +126,77 @@ START_TEST(fields)
 }
 END_TEST
 
+/* Each row of the table of docs/families.md: refused by name, but for the value that switches it off. */
+START_TEST(refused_fields)
+{
+    char path[4096], line[512], key[64], neutral[64], patch[256];
+    int n = 0;
+    snprintf(path, sizeof path, "%s/docs/families.md", getenv("QC_SOURCE_ROOT"));
+    FILE *f = fopen(path, "r");
+    ck_assert_ptr_nonnull(f);
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "| `%63[a-z_A-Z]` | %63s |", key, neutral) != 2)
+            continue;
+        snprintf(patch, sizeof patch, "{\"%s\": 7}", key);
+        check_changes(&(change){"llama", patch, QC_E_UNSUPPORTED, key}, 1);
+        snprintf(patch, sizeof patch, "{\"%s\": %s}", key, neutral);
+        check_changes(&(change){"llama", patch, QC_OK, NULL}, 1);
+        n++;
+    }
+    fclose(f);
+    ck_assert_int_gt(n, 30);
+}
+END_TEST
+
+/* A family reads its own fields; in others, which would compute something else, they are refused. */
+START_TEST(fields_of_families)
+{
+    CHECK({"gemma2", "{\"sliding_window_pattern\": 2}", QC_E_UNSUPPORTED, "sliding_window_pattern"},
+          {"gemma2", "{\"rope_local_base_freq\": 1e4}", QC_E_UNSUPPORTED, "rope_local_base_freq"},
+          {"gemma2", "{\"attn_logit_softcapping\": \"ABSENT\"}", QC_OK, "attn_logit_softcapping is absent"},
+          {"gemma2", "{\"query_pre_attn_scalar\": 0}", QC_E_INPUT, "query_pre_attn_scalar"},
+          {"gemma2", "{\"final_logit_softcapping\": -30}", QC_E_INPUT, "final_logit_softcapping"},
+          {"gemma2", "{\"hidden_activation\": \"relu\"}", QC_E_UNSUPPORTED, "hidden_activation \"relu\""},
+          {"gemma2", "{\"hidden_act\": \"relu\"}", QC_OK, NULL}, /* its class does not look at it */
+          {"gemma3_text", "{\"use_bidirectional_attention\": true}", QC_E_UNSUPPORTED, "bidirectional"},
+          {"gemma3_text", "{\"sliding_window_pattern\": 0}", QC_E_INPUT, "sliding_window_pattern"},
+          {"gemma3_text", "{\"rope_local_base_freq\": \"ABSENT\"}", QC_OK, "rope_local_base_freq is absent"},
+          {"gemma3_text",
+           "{\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1e6}, \"sliding_attention\": "
+           "{\"rope_theta\": 2e4}}}",
+           QC_E_INPUT, "rope_local_base_freq is 10000 at the top level but 20000"},
+          {"gemma3_text", "{\"rope_parameters\": {\"rope_theta\": 1e6}}", QC_E_UNSUPPORTED, "layer type"},
+          {"olmo2", "{\"clip_qkv\": 8}", QC_E_UNSUPPORTED, "clip_qkv"},
+          {"olmo2", "{\"sliding_window\": 16}", QC_E_UNSUPPORTED, "sliding window"});
+    CHECK(
+        {"granite", "{\"residual_multiplier\": 0}", QC_E_INPUT, "residual_multiplier"},
+        {"granite", "{\"logits_scaling\": \"x\"}", QC_E_INPUT, "logits_scaling"},
+        {"granite", "{\"attention_multiplier\": \"ABSENT\"}", QC_OK,
+         "attention_multiplier is absent, class default 1"},
+        {"smollm3", "{\"no_rope_layers\": [1, 0]}", QC_E_INPUT, "no_rope_layers"},
+        {"smollm3", "{\"no_rope_layers\": [1, 0, 2]}", QC_E_INPUT, "entry 2 of \"no_rope_layers\""},
+        {"smollm3", "{\"no_rope_layer_interval\": 0}", QC_E_INPUT, "no_rope_layer_interval"},
+        {"phi3", "{\"lm_head_bias\": true}", QC_E_UNSUPPORTED, "lm_head_bias"},
+        {"phi3", "{\"lm_head_bias\": false, \"full_attn_mod\": 1, \"interpolate_factor\": 1}", QC_OK, NULL},
+        {"phi3", "{\"auto_map\": {\"AutoConfig\": \"configuration_phi3.Phi3Config\"}}", QC_OK, NULL},
+        {"phi3", "{\"partial_rotary_factor\": 0.3}", QC_OK, NULL}, /* 4 of 16 */
+        {"phi3", "{\"partial_rotary_factor\": 0.2}", QC_E_INPUT, "partial_rotary_factor 0.2 of head_dim 16"},
+        {"phi3", "{\"partial_rotary_factor\": 1.5}", QC_E_UNSUPPORTED, "partial_rotary_factor 1.5"});
+    CHECK({"phi3",
+           "{\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1], \"long_factor\": [1]}}",
+           QC_E_INPUT, "\"short_factor\" is not a list of 8 numbers"},
+          {"phi3",
+           "{\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, 1, 1, 1, 1, 1, 1, 0], "
+           "\"long_factor\": [1, 1, 1, 1, 1, 1, 1, 1]}}",
+           QC_E_INPUT, "entry 7 of \"short_factor\""},
+          {"phi3",
+           "{\"original_max_position_embeddings\": 1, \"rope_scaling\": {\"type\": \"longrope\", "
+           "\"short_factor\": "
+           "[1, 1, 1, 1, 1, 1, 1, 1], \"long_factor\": [1, 1, 1, 1, 1, 1, 1, 1]}}",
+           QC_E_INPUT, "original length of 1"});
+}
+END_TEST
+
 START_TEST(broken_documents)
 {
     static const char *const texts[] = {"",
@@ -481,6 +552,8 @@ int main(void)
     const test_case cases[] = {
         {"families", other_families_are_refused_by_name},
         {"fields", fields},
+        {"refused_fields", refused_fields},
+        {"fields_of_families", fields_of_families},
         {"broken", broken_documents},
         {"c1_head_dim", c1_head_dim},
         {"c3_rope_theta", c3_rope_theta},
