@@ -43,6 +43,12 @@ MODELS = {
          "pretraining_tp": 2, "sliding_window": 16, "use_sliding_window": False},
         {"every layer rotates": {"no_rope_layers": [1, 1, 1]}, "no layer rotates": {"no_rope_layers": [0, 0, 0]},
          "the layer without rope slides": {"use_sliding_window": True, "layer_types": None}}),
+    "seed_oss": (
+        "Biases of q, k and v, which attention_bias asks for, and of o, for which attention_out_bias is there. Untied head.",
+        {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "rms_norm_eps": 1e-6, "rope_theta": 10000000.0,
+         "head_dim": 32, "attention_bias": True, "attention_out_bias": True, "residual_dropout": 0.1, "tie_word_embeddings": False},
+        {"biases left out": {"attention_bias": False, "attention_out_bias": False},
+         "o bias left out": {"attention_out_bias": False}}),
 }
 
 LONG = {"short_factor": [1.0, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0], "long_factor": [1.0, 1.1, 1.3, 1.8, 2.5, 4.0, 6.0, 9.0]}
@@ -88,7 +94,7 @@ def random_weights(name, config):
         shape = tuple(value.shape)
         x = rng.standard_normal(shape)
         if len(shape) == 1:
-            x = 1 + 0.2 * x
+            x = 0.2 * x + (not key.endswith(".bias"))
             if shape[0] == config.hidden_size:
                 x[[5, 37]] *= 4
         elif "embed_tokens" in key or key == "lm_head.weight":

@@ -247,12 +247,14 @@ static int read_flags(qc_config_reader *r)
 {
     const qc_family *f = r->family;
     qc_model_config *c = r->out;
-    bool attention_bias = false, mlp_bias = false;
+    bool attention_bias = false, out_bias = false, mlp_bias = false;
     double eps = 0;
-    QC_TRY(qc_config_bool(r, r->json, "attention_bias", false, &attention_bias));
+    QC_TRY(qc_config_bool(r, r->json, "attention_bias", f->defaults.attention_bias, &attention_bias));
+    QC_TRY(qc_config_bool(r, r->json, "attention_out_bias", false, &out_bias));
     QC_TRY(qc_config_bool(r, r->json, "mlp_bias", false, &mlp_bias));
     c->qkv_bias = f->qkv_bias == QC_BIAS_ALWAYS || (f->qkv_bias == QC_BIAS_BY_KEY && attention_bias);
-    c->o_bias = f->o_bias == QC_BIAS_ALWAYS || (f->o_bias == QC_BIAS_BY_KEY && attention_bias);
+    c->o_bias = f->o_bias == QC_BIAS_ALWAYS || (f->o_bias == QC_BIAS_BY_KEY && attention_bias) ||
+                (f->o_bias == QC_BIAS_BY_OUT_KEY && out_bias);
     c->mlp_bias = f->mlp_bias == QC_BIAS_ALWAYS || (f->mlp_bias == QC_BIAS_BY_KEY && mlp_bias);
     c->qk_norm = f->qk_norm;
     QC_TRY(qc_config_number(r, r->json, "rms_norm_eps", f->defaults.rms_eps, &eps, NULL));

@@ -90,6 +90,7 @@ static const char *const harmless_keys[] = {
     "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
+    "residual_dropout",
     "return_dict",
     "return_dict_in_generate",
     "router_aux_loss_coef",

@@ -10,7 +10,8 @@
 typedef enum {
     QC_BIAS_NEVER = 0,
     QC_BIAS_ALWAYS,
-    QC_BIAS_BY_KEY /* attention_bias or mlp_bias of the config, false when absent */
+    QC_BIAS_BY_KEY,    /* attention_bias or mlp_bias of the config */
+    QC_BIAS_BY_OUT_KEY /* attention_out_bias */
 } qc_bias_rule;
 
 /* Which layers attend through the sliding window. */
@@ -36,7 +37,7 @@ typedef struct qc_class_defaults {
     double query_scalar;     /* query_pre_attn_scalar: scores are divided by its square root; 0 = head_dim */
     double attention_softcap, final_softcap;
     const char *act; /* NULL = silu */
-    bool tied;
+    bool tied, attention_bias;
 } qc_class_defaults;
 
 /* Layers with experts instead of one MLP. */

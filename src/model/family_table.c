@@ -146,6 +146,8 @@ static const char *const qwen3_moe_keys[] = {
     "num_experts",         "num_experts_per_tok", "num_local_experts",     NULL};
 static const char *const mixtral_keys[] = {"num_experts_per_tok", "num_local_experts", NULL};
 
+static const char *const seed_oss_keys[] = {"attention_out_bias", NULL};
+
 static const qc_family families[] = {
     {
         .model_type = "llama",
@@ -402,6 +404,27 @@ static const qc_family families[] = {
         .layer_prefix = "model.layers.",
         .names = mixtral_names,
         .other_names = qwen3_moe_names, /* as newer files with the experts of a layer in one tensor have */
+    },
+    {
+        .model_type = "seed_oss",
+        .class_name = "SeedOssForCausalLM",
+        .defaults = {.vocab = 155136,
+                     .hidden = 4096,
+                     .n_layers = 64,
+                     .n_heads = 80,
+                     .n_kv_heads = 8,
+                     .head_dim = 128,
+                     .ffn = 27648,
+                     .max_positions = 524288,
+                     .rope_theta = 1e4,
+                     .rms_eps = 1e-6,
+                     .attention_bias = true},
+        .qkv_bias = QC_BIAS_BY_KEY,
+        .o_bias = QC_BIAS_BY_OUT_KEY,
+        .mlp_bias = QC_BIAS_BY_KEY,
+        .keys = seed_oss_keys,
+        .layer_prefix = "model.layers.",
+        .names = llama_names,
     },
 };
 

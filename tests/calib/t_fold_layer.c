@@ -205,9 +205,9 @@ static int fold_model(const char *name, const qc_fold_options *options, int act_
 /* Point 12.1 (6): without rounding, a folded layer computes what it did. N-13: v of 2 heads feeds o of 4. */
 START_TEST(folds_change_nothing)
 {
-    static const char *const names[] = {"llama",  "llama-bias",  "llama3-rope",  "mistral",
-                                        "qwen2",  "qwen3",       "qwen3-untied", "phi3",
-                                        "gemma2", "gemma3_text", "granite",      "smollm3"};
+    static const char *const names[] = {"llama",   "llama-bias",   "llama3-rope", "mistral", "qwen2",
+                                        "qwen3",   "qwen3-untied", "phi3",        "gemma2",  "gemma3_text",
+                                        "granite", "seed_oss",     "smollm3"};
     qc_fold_options half = qc_fold_defaults(QC_FOLD_AWQ);
     ck_assert_int_ge(fold_model("olmo2", &half, 0), 1); /* norms stand behind its blocks, not before them */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

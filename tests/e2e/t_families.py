@@ -8,7 +8,7 @@ import struct
 from e2e import check, copy_model, load, main, same, sha256, succeeds
 from tinies import METHODS, nll, quantize, read_tensors, tiny, write_tensors
 
-FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "llama-bias", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3-untied", "smollm3")
+FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "llama-bias", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3-untied", "seed_oss", "smollm3")
 
 
 def case_every_family_and_method():

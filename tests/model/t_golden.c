@@ -6,9 +6,10 @@
 #include "qc_test.h"
 #include "tol.h"
 
-static const char *const models[] = {
-    "gemma2", "gemma3_text", "granite", "llama",        "llama-bias", "llama3-rope", "mistral",   "olmo2",
-    "phi3",   "qwen2",       "qwen3",   "qwen3-untied", "qwen3-yarn", "smollm3",     "qwen3_moe", "mixtral"};
+static const char *const models[] = {"gemma2",      "gemma3_text",  "granite",    "llama",    "llama-bias",
+                                     "llama3-rope", "mistral",      "olmo2",      "phi3",     "qwen2",
+                                     "qwen3",       "qwen3-untied", "qwen3-yarn", "seed_oss", "smollm3",
+                                     "qwen3_moe",   "mixtral"};
 
 static qc_source *open_source(const char *folder)
 {
