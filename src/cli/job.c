@@ -245,18 +245,17 @@ static int check_shared_codes(const job *j, const output *o, qc_err *err)
 }
 
 /* Take each output through its declarations, so that what its format can not put together is refused now. */
-static int check_formats(const job *j, qc_err *err)
+static int check_formats(job *j, qc_err *err)
 {
     for (int i = 0; i < j->n_outputs; i++) {
-        const output *o = &j->outputs[i];
+        output *o = &j->outputs[i];
         qc_writer *writer;
-        uint64_t n_bytes;
         if (qc_job_has_budget(o->asked) && o->format != qc_writer_format_find("qpk"))
             return qc_fail(err, QC_E_UNSUPPORTED,
                            "emit[%d] (%s): quantize.budget chooses among the grids of packed files only", i,
                            o->format->name);
         QC_TRY(check_shared_codes(j, o, err));
-        QC_TRY(qc_job_begin_output(j, o, true, &writer, &n_bytes, err));
+        QC_TRY(qc_job_begin_output(j, o, true, &writer, &o->planned_bytes, err));
         qc_writer_discard(writer);
     }
     return QC_OK;
@@ -281,7 +280,7 @@ static int make_plan(job *j, qc_err *err)
     QC_TRY(qc_job_check_statistics(j, err));
     QC_TRY(plan_budgets(j, err));
     plan_resources(j);
-    return check_resources(j, err);
+    return QC_OK;
 }
 
 /* ---- run ---- */
@@ -448,8 +447,11 @@ static int run_job(job *j, qc_err *err)
     QC_TRY(add_notes(j, err));
     QC_TRY(make_plan(j, err));
     j->times.open = qc_now_seconds() - j->start;
+    if (j->options->dry_run) /* what is missing is seen beside what is needed */
+        QC_TRY(qc_job_print_plan(j, err));
+    QC_TRY(check_resources(j, err));
     if (j->options->dry_run)
-        return qc_job_print_plan(j, err);
+        return QC_OK;
     QC_TRY(hash_source(j, err));
     QC_TRY(qc_job_calibrate(j, err));
     bool all_passed = true;

@@ -38,12 +38,25 @@ static void add_budget(cJSON *step, const job *j, const output *o)
         cJSON_Delete(budget);
 }
 
-cJSON *qc_job_plan_json(const job *j)
+static void add_forecast(cJSON *plan, const job_forecast *f)
+{
+    cJSON *seconds = cJSON_AddObjectToObject(plan, "seconds");
+    cJSON_AddNumberToObject(seconds, "hash", f->hash);
+    cJSON_AddNumberToObject(seconds, "calibrate", f->calibrate);
+    cJSON_AddNumberToObject(seconds, "calibrate_layer", f->layer);
+    cJSON_AddNumberToObject(seconds, "convert", f->convert);
+    cJSON_AddNumberToObject(seconds, "verify", f->verify);
+    cJSON_AddNumberToObject(seconds, "total", f->total);
+}
+
+cJSON *qc_job_plan_json(const job *j, const job_forecast *forecast)
 {
     qc_json_watch();
     cJSON *plan = cJSON_CreateObject();
     cJSON_AddNumberToObject(plan, "peak_rss_bytes", (double)j->peak_plan_bytes);
     cJSON_AddNumberToObject(plan, "disk_bytes", (double)j->disk_plan_bytes);
+    if (forecast)
+        add_forecast(plan, forecast);
     cJSON *steps = cJSON_AddArrayToObject(plan, "steps");
     for (int i = 0; i < j->n_outputs; i++) {
         const output *o = &j->outputs[i];
@@ -53,6 +66,7 @@ cJSON *qc_job_plan_json(const job *j)
         cJSON_AddStringToObject(s, "path", o->emit->path);
         cJSON_AddNumberToObject(s, "bytes_in", (double)o->plan.bytes_in);
         cJSON_AddNumberToObject(s, "bytes_out", (double)o->plan.bytes_out);
+        cJSON_AddNumberToObject(s, "file_bytes", (double)o->planned_bytes);
         cJSON_AddNumberToObject(s, "weights", o->plan.n_weights);
         cJSON_AddNumberToObject(s, "quantized", (double)t.n_quantized);
         cJSON_AddNumberToObject(s, "copied", (double)t.n_copied);
@@ -97,10 +111,31 @@ static void print_calibration(const qc_calibration *c, const output *o)
     printf(", %.1f MB of work in %s\n         ", mb(o->journal_bytes), o->journal_path);
 }
 
+static void print_forecast(const job_forecast *f)
+{
+    const struct {
+        const char *name;
+        double seconds;
+    } phases[] = {
+        {"hash", f->hash}, {"calibrate", f->calibrate}, {"convert", f->convert}, {"verify", f->verify}};
+    const char *between = "";
+    printf("time     about %.3g s on this machine (", f->total);
+    for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++)
+        if (phases[i].seconds > 0) {
+            printf("%s%s %.3g", between, phases[i].name, phases[i].seconds);
+            between = ", ";
+        }
+    printf("%s), without waiting for the disk\n", f->layer > 0 ? " s" : "");
+    if (f->layer > 0)
+        printf("         %.3g s for each layer of the calibration\n", f->layer);
+}
+
 int qc_job_print_plan(const job *j, qc_err *err)
 {
+    job_forecast forecast;
+    QC_TRY(qc_job_forecast(j, &forecast, err));
     if (j->options->json)
-        return qc_print_json(qc_job_plan_json(j), err);
+        return qc_print_json(qc_job_plan_json(j, &forecast), err);
     const qc_model_config *c = &j->model.config;
     printf("model    %s (%s, %lld layers, %lld tensors, %.1f MB)\n", j->recipe->model, c->family->model_type,
            (long long)c->n_layers, (long long)j->src->n_tensors, mb(j->outputs[0].plan.bytes_in));
@@ -114,8 +149,8 @@ int qc_job_print_plan(const job *j, qc_err *err)
                "%lld\n",
                (long long)t.n_quantized, o->plan.n_weights / 1e6, (long long)t.n_copied,
                (long long)t.n_kept16, (long long)t.n_left_out);
-        printf("         write %s (%s, %.1f MB of tensors)\n", o->emit->path, o->format->name,
-               mb(o->plan.bytes_out));
+        printf("         write %s (%s, %llu bytes and a manifest)\n", o->emit->path, o->format->name,
+               (unsigned long long)o->planned_bytes);
         if (j->text)
             printf("         read it back and score %lld window%s of %lld tokens of %s beside the model\n",
                    (long long)j->windows.n_windows, j->windows.n_windows == 1 ? "" : "s",
@@ -127,5 +162,6 @@ int qc_job_print_plan(const job *j, qc_err *err)
         QC_TRY(print_budget(j, &j->outputs[i], err));
     printf("memory   about %.0f MB at the peak\n", mb(j->peak_plan_bytes));
     printf("disk     %.1f MB, without tokenizer and config\n", mb(j->disk_plan_bytes));
+    print_forecast(&forecast);
     return QC_OK;
 }

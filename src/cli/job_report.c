@@ -36,7 +36,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .sources = qc_calloc((size_t)j->src->n_files + 1, sizeof *x->sources),
         .outputs = qc_calloc((size_t)j->n_outputs + 1, sizeof *x->outputs),
         .recipe = artifact_recipe ? qc_recipe_artifact_json(j->recipe) : qc_recipe_to_json(j->recipe),
-        .plan = qc_job_plan_json(j),
+        .plan = qc_job_plan_json(j, NULL),
         .timings = {{"open", j->times.open},
                     {"hash", j->times.hash},
                     {"budget", j->times.budget},

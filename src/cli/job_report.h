@@ -2,10 +2,11 @@
 #ifndef QC_CLI_JOB_REPORT_H
 #define QC_CLI_JOB_REPORT_H
 
-#include "job_state.h"
+#include "job_forecast.h"
 
-/* The plan as json; NULL when out of memory. Free with cJSON_Delete. */
-cJSON *qc_job_plan_json(const job *j);
+/* The plan as json, with a forecast of its time unless that is NULL; NULL when out of memory. Free with
+ * cJSON_Delete. */
+cJSON *qc_job_plan_json(const job *j, const job_forecast *forecast);
 
 /* Plan of a dry run on stdout, as text or json. */
 int qc_job_print_plan(const job *j, qc_err *err) QC_WARN_UNUSED;
