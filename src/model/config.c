@@ -213,8 +213,8 @@ static int read_scale(qc_config_reader *r, const char *key, double neutral, doub
     bool given = false;
     double absent = qc_config_has(r, key) ? neutral : class_default; /* null switches off */
     QC_TRY(qc_config_number(r, r->json, key, absent, ret, &given));
-    if (given && *ret <= 0)
-        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is %g, expected a number above 0", r->file, key, *ret);
+    if (given && !(*ret >= 1e-30 && *ret <= 1e30))
+        return qc_fail(r->err, QC_E_INPUT, "%s: \"%s\" is %g, expected 1e-30 to 1e30", r->file, key, *ret);
     if (!qc_config_has(r, key) && class_default != neutral)
         return qc_config_note(r, QC_LOG_WARN, "%s: %s is absent, class default %g", r->file, key, *ret);
     return QC_OK;

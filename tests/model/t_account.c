@@ -216,9 +216,9 @@ static int open_and_run(const mem_source *m, qc_backend *be, qc_err *err)
 /* Leaks show under the address sanitizer. */
 START_TEST(every_allocation_may_fail)
 {
-    static const char *const names[] = {"llama-bias", "qwen3"};
+    static const char *const names[] = {"llama-bias", "qwen3", "gemma3_text", "phi3"};
     qc_log_set_level(QC_LOG_QUIET);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         mem_source *m = mem_tiny(names[i]);
         qc_backend *be = NULL;
         qc_err err = {0};

@@ -512,9 +512,10 @@ START_TEST(odd_values)
                                          "{\"rope_type\": \"yarn\", \"factor\": 1e300}",
                                          "{\"a\": {\"b\": []}}",
                                          "\"ABSENT\""};
-    static const char *const models[] = {"llama3-rope", "mistral", "qwen2", "qwen3-yarn"};
+    static const char *const models[] = {"llama3-rope", "mistral", "qwen2",   "qwen3-yarn", "gemma2",
+                                         "gemma3_text", "phi3",    "granite", "smollm3",    "seed_oss"};
     qc_log_set_level(QC_LOG_QUIET);
-    for (size_t k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof models / sizeof models[0]; k++) {
         mem_source *base = mem_tiny(models[k]), *m = mem_copy(&base->base);
         char *text = NULL;
         size_t n_bytes;
@@ -535,7 +536,10 @@ START_TEST(odd_values)
                     continue;
                 const qc_model_config *c = &model.config;
                 ck_assert_msg(c->n_heads % c->n_kv_heads == 0 && c->head_dim % 2 == 0 &&
-                                  isfinite(c->rope.attention_factor) && c->rope.theta > 0 && c->rms_eps >= 0,
+                                  isfinite(c->rope.attention_factor) && c->rope.theta > 0 &&
+                                  c->rms_eps >= 0 && c->rotary_dim >= 2 && c->rotary_dim <= c->head_dim &&
+                                  isnormal(c->attention_scale) && isnormal(c->embedding_scale) &&
+                                  isnormal(c->residual_scale) && isnormal(c->logit_scale),
                               "%s", patch);
                 qc_model_close(&model);
             }
