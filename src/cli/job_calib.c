@@ -186,17 +186,20 @@ qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *q)
 }
 
 /* Channel scaling as the method wants it. */
-static void fold_options(const qc_recipe_quantize *q, qc_pipeline_options *ret)
+qc_fold_options qc_job_fold_options(const qc_recipe_quantize *q, bool ret_sites[QC_N_DENSE_STAGES])
 {
     bool awq = q->method == QC_METHOD_AWQ || q->method == QC_METHOD_AWQ_GPTQ;
     bool smooth = q->method == QC_METHOD_SMOOTHQUANT || q->method == QC_METHOD_SMOOTHQUANT_GPTQ;
     int sites = awq ? q->awq.sites : q->smoothquant.sites;
-    ret->fold = qc_fold_defaults(awq ? QC_FOLD_AWQ : smooth ? QC_FOLD_SMOOTHQUANT : QC_FOLD_NONE);
-    ret->fold.n_ratios = q->awq.ratios;
-    ret->fold.alpha = q->smoothquant.alpha;
+    qc_fold_options options = qc_fold_defaults(awq      ? QC_FOLD_AWQ
+                                               : smooth ? QC_FOLD_SMOOTHQUANT
+                                                        : QC_FOLD_NONE);
+    options.n_ratios = q->awq.ratios;
+    options.alpha = q->smoothquant.alpha;
     for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-        ret->fold_sites[stage] =
+        ret_sites[stage] =
             (awq || smooth) && (sites == QC_SITES_ALL || stage == QC_STAGE_QKV || stage == QC_STAGE_GATE_UP);
+    return options;
 }
 
 static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quantize *q)
@@ -213,7 +216,7 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
         .scratch_folder = j->recipe->run.scratch,
         .progress = qc_progress_callback,
     };
-    fold_options(q, &options);
+    options.fold = qc_job_fold_options(q, options.fold_sites);
     return options;
 }
 

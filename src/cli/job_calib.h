@@ -2,6 +2,7 @@
 #ifndef QC_CLI_JOB_CALIB_H
 #define QC_CLI_JOB_CALIB_H
 
+#include "fold.h"
 #include "gptq.h"
 #include "job_state.h"
 
@@ -11,6 +12,9 @@ bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quanti
 /* Does the method round by GPTQ, and with which options? */
 bool qc_job_rounds_by_gptq(const qc_recipe_quantize *quantize);
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *quantize);
+
+/* How channel scales are chosen (method QC_FOLD_NONE: they are not), and for which inputs (zeroed before). */
+qc_fold_options qc_job_fold_options(const qc_recipe_quantize *quantize, bool ret_sites[QC_N_DENSE_STAGES]);
 
 /* Does any output? After qc_job_open_calibration. */
 bool qc_job_has_calibration(const job *j);

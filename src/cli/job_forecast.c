@@ -1,6 +1,7 @@
 #include "job_forecast.h"
 
 #include "family.h"
+#include "fold.h"
 #include "hessian.h"
 #include "job_calib.h"
 #include "qc_alloc.h"
@@ -10,6 +11,7 @@
 #include "qc_time.h"
 #include "rtn.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Sizes of the samples: large enough to keep all threads in work, small enough to end in some hundredths of a
@@ -19,14 +21,16 @@ enum { SAMPLE_TOKENS = 512, SAMPLE_WIDTH = 1024, SAMPLE_ROWS = 256 };
 
 /* Seconds of one unit of work. */
 typedef struct rates {
-    double product; /* multiplication and addition of `linear` */
-    double gram;    /* of `gram` */
-    double prepare; /* weight that is prepared for products */
-    double round;   /* weight that is rounded to nearest */
-    double factor;  /* cube of a width: an input that is prepared for the solve */
-    double solve;   /* rows times square of the width: a matrix that is solved */
-    double correct; /* the same, of corrected targets */
-    double hash;    /* byte */
+    double product;   /* multiplication and addition of `linear` */
+    double gram;      /* of `gram` */
+    double prepare;   /* weight that is prepared for products */
+    double round;     /* weight that is rounded to nearest */
+    double factor;    /* cube of a width: an input that is prepared for the solve */
+    double solve;     /* rows times square of the width: a matrix that is solved */
+    double correct;   /* the same, of corrected targets */
+    double fold_site; /* square of a width: inputs whose channel scales are chosen */
+    double fold_row;  /* the same, for each row of the matrices that read them */
+    double hash;      /* byte */
 } rates;
 
 typedef struct sampler {
@@ -37,7 +41,11 @@ typedef struct sampler {
     qc_quant_spec spec;
     qc_gptq_options gptq;
     qc_gptq_input *input;
-    char *bytes; /* as many as x has */
+    qc_fold_options fold;
+    int64_t fold_rows; /* of the sample of a choice of scales */
+    int act_bits;
+    float *sizes; /* [width] above 0 */
+    char *bytes;  /* as many as x has */
 } sampler;
 
 enum { X_ELEMS = SAMPLE_TOKENS * SAMPLE_WIDTH, H_ELEMS = SAMPLE_WIDTH * SAMPLE_WIDTH };
@@ -98,23 +106,41 @@ static int sample_correct(sampler *s, qc_err *err)
     return qc_gptq_correct_target(s->input, s->h, NULL, 1e-9, s->y, SAMPLE_ROWS, err);
 }
 
+static int sample_fold(sampler *s, qc_err *err)
+{
+    qc_fold_result result;
+    qc_fold_site site = {.matrices = {{fetch_sample, s, s->fold_rows, &s->spec}},
+                         .n_matrices = 1,
+                         .n_cols = SAMPLE_WIDTH,
+                         .n_scales = SAMPLE_WIDTH,
+                         .h = s->h,
+                         .n_tokens = SAMPLE_TOKENS,
+                         .sum_abs = s->sizes,
+                         .max_abs = s->sizes,
+                         .sample = s->x,
+                         .n_sample = SAMPLE_TOKENS,
+                         .act_bits = s->act_bits};
+    return qc_fold_choose(s->be, &site, &s->fold, s->y, NULL, &result, err);
+}
+
 static int sample_hash(sampler *s, qc_err *err)
 {
     char hex[QC_SHA256_HEX_BYTES];
     return qc_sha256_buffer(s->bytes, X_ELEMS, hex, err);
 }
 
-/* *ret = seconds of a unit, of which a sample has n. The first run warms caches and is not counted. */
+/* *ret = seconds of a unit, of which a sample has n: of the fastest run, which other programs disturbed
+ * least. */
 static int time_sample(sampler *s, int (*sample)(sampler *, qc_err *), double n, double *ret, qc_err *err)
 {
-    QC_TRY(sample(s, err));
-    double start = qc_now_seconds(), seconds = 0;
-    int64_t runs = 0;
-    for (; seconds < SAMPLE_SECONDS; runs++) {
+    double start = qc_now_seconds(), now = start, least = INFINITY;
+    for (int runs = 0; runs < 2 || now - start < SAMPLE_SECONDS; runs++) {
+        double before = now;
         QC_TRY(sample(s, err));
-        seconds = qc_now_seconds() - start;
+        now = qc_now_seconds();
+        least = now - before < least ? now - before : least;
     }
-    *ret = seconds / ((double)runs * n);
+    *ret = least / n;
     return QC_OK;
 }
 
@@ -125,17 +151,20 @@ static int sampler_open(sampler *s, qc_err *err)
     int64_t groups = qc_ceil_div(SAMPLE_WIDTH, s->spec.grid.group_elems);
     s->x = qc_alloc(X_ELEMS, sizeof *s->x);
     s->y = qc_alloc(X_ELEMS, sizeof *s->y);
+    s->sizes = qc_alloc(SAMPLE_WIDTH, sizeof *s->sizes);
     s->bytes = qc_calloc(X_ELEMS, 1);
     s->rows =
         (qc_code_rows){.n_rows = SAMPLE_ROWS,
                        .codes = qc_alloc(SAMPLE_ROWS * SAMPLE_WIDTH, 1),
                        .scales = qc_alloc((size_t)(SAMPLE_ROWS * groups), sizeof *s->rows.scales),
                        .zeros = s->spec.grid.symmetric ? NULL : qc_alloc((size_t)(SAMPLE_ROWS * groups), 1)};
-    if (!s->x || !s->y || !s->bytes || !s->rows.codes || !s->rows.scales ||
+    if (!s->x || !s->y || !s->sizes || !s->bytes || !s->rows.codes || !s->rows.scales ||
         (!s->rows.zeros && !s->spec.grid.symmetric))
         return qc_fail_nomem(err, "samples of the work", 3 * X_ELEMS * sizeof *s->x);
     for (int64_t i = 0; i < X_ELEMS; i++)
         s->x[i] = (float)qc_rng_normal(&rng);
+    for (int64_t i = 0; i < SAMPLE_WIDTH; i++)
+        s->sizes[i] = 1 + s->x[i] * s->x[i];
     s->h = qc_backend_zeros(s->be, H_ELEMS, err);
     return s->h ? QC_OK : QC_E_RESOURCE;
 }
@@ -148,10 +177,26 @@ static void sampler_close(sampler *s)
         s->be->free(s->be, s->h);
     qc_free(s->x);
     qc_free(s->y);
+    qc_free(s->sizes);
     qc_free(s->bytes);
     qc_free(s->rows.codes);
     qc_free(s->rows.scales);
     qc_free(s->rows.zeros);
+}
+
+/* Two sizes tell what belongs to the inputs and what to the rows. */
+static int measure_fold(sampler *s, rates *ret, qc_err *err)
+{
+    const double w = SAMPLE_WIDTH;
+    double few, many;
+    s->fold_rows = SAMPLE_ROWS;
+    QC_TRY(time_sample(s, sample_fold, w * w, &few, err));
+    s->fold_rows = 2 * SAMPLE_ROWS;
+    QC_TRY(time_sample(s, sample_fold, w * w, &many, err));
+    ret->fold_row = many > few ? (many - few) / SAMPLE_ROWS : 0;
+    ret->fold_site = many > few ? few - SAMPLE_ROWS * ret->fold_row : few;
+    ret->fold_site = ret->fold_site > 0 ? ret->fold_site : 0;
+    return QC_OK;
 }
 
 static int measure(sampler *s, bool gptq, rates *ret, qc_err *err)
@@ -163,9 +208,11 @@ static int measure(sampler *s, bool gptq, rates *ret, qc_err *err)
     QC_TRY(time_sample(s, sample_gram, t * w * w / 2, &ret->gram, err));
     QC_TRY(time_sample(s, sample_round, r * w, &ret->round, err));
     QC_TRY(time_sample(s, sample_hash, X_ELEMS, &ret->hash, err));
+    QC_TRY(s->be->mirror(s->be, s->h, SAMPLE_WIDTH, err));
+    if (s->fold.method != QC_FOLD_NONE)
+        QC_TRY(measure_fold(s, ret, err));
     if (!gptq)
         return QC_OK;
-    QC_TRY(s->be->mirror(s->be, s->h, SAMPLE_WIDTH, err));
     QC_TRY(time_sample(s, sample_factor, w * w * w, &ret->factor, err));
     QC_TRY(time_sample(s, sample_solve, r * w * w, &ret->solve, err));
     return time_sample(s, sample_correct, r * w * w, &ret->correct, err);
@@ -246,9 +293,16 @@ static double layer_seconds(const job *j, const output *o, const rates *r, int l
     bool correct =
         qc_job_rounds_by_gptq(o->quantize) && o->quantize->gptq.inputs == 0 && o->quantize->gptq.correct > 0;
     double seconds = (correct ? 2 : 1) * forward_seconds(c, r, layer, j->corpus.n_windows, j->corpus.length);
-    for (int stage = 0; stage < QC_N_STAGES; stage++)
-        if (qc_stage_present(c, layer, (qc_stage)stage))
-            seconds += stage_seconds(j, o, r, layer, (qc_stage)stage);
+    bool sites[QC_N_DENSE_STAGES] = {false};
+    qc_job_fold_options(o->quantize, sites);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        double n = (double)qc_stage_width(c, (qc_stage)stage);
+        if (!qc_stage_present(c, layer, (qc_stage)stage))
+            continue;
+        seconds += stage_seconds(j, o, r, layer, (qc_stage)stage);
+        if (stage < QC_N_DENSE_STAGES && sites[stage])
+            seconds += n * n * r->fold_site + n * stage_weights(c, layer, (qc_stage)stage) * r->fold_row;
+    }
     return seconds;
 }
 
@@ -283,7 +337,12 @@ static void sample_spec(const job *j, qc_quant_spec *ret)
 int qc_job_forecast(const job *j, job_forecast *ret, qc_err *err)
 {
     const qc_recipe_quantize *q = j->outputs[0].quantize;
-    sampler s = {.be = j->be, .gptq = qc_job_gptq_options(q)};
+    bool sites[QC_N_DENSE_STAGES] = {false};
+    sampler s = {.be = j->be,
+                 .gptq = qc_job_gptq_options(q),
+                 .fold = qc_job_fold_options(q, sites),
+                 .act_bits = q->activations.bits};
+    s.fold.gptq = qc_job_rounds_by_gptq(q) ? &s.gptq : NULL;
     rates r = {0};
     *ret = (job_forecast){0};
     sample_spec(j, &s.spec);
