@@ -101,8 +101,8 @@ static tally run(const char *gate, double limit, double mean, int trials, uint64
     return t;
 }
 
-/* At the limit each error is made in 5 % of the cases (+- 2; the skew of KL divergences moves some from one
- * side to the other); far from it the least number of windows decides. */
+/* At the limit each error is made in 5 % of the cases (+- 2, and + 3 for window means as skewed as those of
+ * draw, 0.95, of which few say little); far from it the least number of windows decides. */
 START_TEST(error_rates)
 {
     enum { TRIALS = 200 };
@@ -110,7 +110,7 @@ START_TEST(error_rates)
     ck_assert(t.pass < 0.07 * 4 * TRIALS && t.fail < 0.07 * 4 * TRIALS);
     ck_assert(t.pass > 0.03 * 4 * TRIALS && t.fail > 0.03 * 4 * TRIALS);
     t = run("kld_mean", 0.05, 0.05, 4 * TRIALS, 2);
-    ck_assert(t.pass + t.fail < 0.13 * 4 * TRIALS);
+    ck_assert(t.pass < 0.08 * 4 * TRIALS && t.fail < 0.08 * 4 * TRIALS);
     t = run("kld_mean", 0.1, 0.05, TRIALS, 3);
     ck_assert(t.pass == TRIALS && t.windows < 8.5);
     t = run("ppl_ratio", exp(0.02), 0.05, TRIALS, 4);
