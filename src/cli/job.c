@@ -2,6 +2,7 @@
 
 #include "backend.h"
 #include "convert.h"
+#include "device.h"
 #include "eval.h"
 #include "gates.h"
 #include "job_budget.h"
@@ -56,7 +57,7 @@ static int open_inputs(job *j, qc_err *err)
 {
     const qc_recipe *r = j->recipe;
     QC_TRY(qc_pool_new(r->run.threads, &j->pool, err));
-    QC_TRY(qc_backend_cpu_new(j->pool, (qc_compute)j->recipe->run.compute, &j->be, err));
+    QC_TRY(qc_device_open(&j->recipe->run, j->pool, &j->be, err));
     QC_TRY(qc_source_open(r->model, &j->src, err));
     QC_TRY(qc_model_open(j->src, &j->model, err));
     j->model_open = true;

@@ -1,5 +1,6 @@
 #include "job_calib.h"
 
+#include "device.h"
 #include "eval.h"
 #include "job_budget.h"
 #include "main.h"
@@ -7,7 +8,6 @@
 #include "pipeline.h"
 #include "progress.h"
 #include "qc_alloc.h"
-#include "qc_cpu.h"
 #include "qc_file.h"
 #include "qc_log.h"
 #include "qc_math.h"
@@ -327,7 +327,7 @@ static int build_keys(const job *j, const output *o, key_list *list, qc_err *err
     const qc_recipe *r = j->recipe;
     QC_TRY(key_add(list, qc_strdup("the program"), qc_asprintf("%s (%s)", qc_version(), qc_version_commit()),
                    err));
-    QC_TRY(key_add(list, qc_strdup("the kernels"), qc_strdup(qc_cpu_describe()), err));
+    QC_TRY(key_add(list, qc_strdup("the kernels"), qc_strdup(qc_device_describe(j->be).kernels), err));
     QC_TRY(key_add(list, qc_strdup("run.compute"),
                    qc_strdup(r->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"), err));
     for (int64_t i = 0; i < j->src->n_files; i++)

@@ -1,11 +1,11 @@
 #include "job_report.h"
 
+#include "device.h"
 #include "family.h"
 #include "job_budget.h"
 #include "job_calib.h"
 #include "main.h"
 #include "qc_alloc.h"
-#include "qc_cpu.h"
 #include "qc_file.h"
 #include "render.h"
 #include "report.h"
@@ -20,6 +20,7 @@ typedef struct inputs {
     qc_report_output *outputs;
     cJSON *recipe, *plan;
     qc_report_timing timings[7];
+    qc_device_text device;
 } inputs;
 
 static void free_inputs(inputs *x)
@@ -37,6 +38,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .outputs = qc_calloc((size_t)j->n_outputs + 1, sizeof *x->outputs),
         .recipe = artifact_recipe ? qc_recipe_artifact_json(j->recipe) : qc_recipe_to_json(j->recipe),
         .plan = qc_job_plan_json(j, NULL),
+        .device = qc_device_describe(j->be),
         .timings = {{"open", j->times.open},
                     {"hash", j->times.hash},
                     {"budget", j->times.budget},
@@ -65,8 +67,8 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         memcpy(r->artifact.sha256, o->sha256, sizeof o->sha256);
     }
     x->in = (qc_report_input){
-        .tool = {"qconvert", qc_version(), qc_version_commit(), qc_cpu_describe(),
-                 j->recipe->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32"},
+        .tool = {"qconvert", qc_version(), qc_version_commit(), x->device.kernels,
+                 j->recipe->run.compute == QC_COMPUTE_BF16 ? "bf16" : "f32", j->be->name, x->device.detail},
         .calibration = qc_job_has_calibration(j) ? &j->calibration : NULL,
         .model_path = j->recipe->model,
         .model_family = j->model.config.family->model_type,
@@ -81,6 +83,7 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
         .timings = x->timings,
         .n_timings = (int)(sizeof x->timings / sizeof x->timings[0]),
         .peak_rss_bytes = qc_peak_rss_bytes(),
+        .peak_device_bytes = x->device.peak_bytes,
     };
     return true;
 }

@@ -1,6 +1,7 @@
 /* qcalib: calibration statistics of a model, made once for many recipes. */
 #include "backend.h"
 #include "corpus.h"
+#include "device.h"
 #include "imatrix.h"
 #include "main.h"
 #include "measure.h"
@@ -358,7 +359,7 @@ static int run(calib_job *j, qc_err *err)
         if (j->args->n_operands > 1 && commands[i].fn != merge)
             return qc_args_fail(j->args->program, err, "unexpected argument '%s'", j->args->operands[1]);
         QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
-        QC_TRY(qc_backend_cpu_new(j->pool, (qc_compute)j->recipe.run.compute, &j->be, err));
+        QC_TRY(qc_device_open(&j->recipe.run, j->pool, &j->be, err));
         return commands[i].fn(j, err);
     }
     return usage(j, err, "no command given: make, merge, show or imatrix");

@@ -1,5 +1,6 @@
 /* qeval: perplexity and KL divergence of any readable model, alone or against a reference. */
 #include "backend.h"
+#include "device.h"
 #include "eval.h"
 #include "main.h"
 #include "measure.h"
@@ -365,7 +366,7 @@ static int run(eval_job *j, qc_err *err)
         return qc_args_fail(j->args->program, err, "--save-reference goes without --reference");
     QC_TRY(qc_measure_check_cap(&j->recipe, "--memory", err));
     QC_TRY(qc_pool_new(j->recipe.run.threads, &j->pool, err));
-    QC_TRY(qc_backend_cpu_new(j->pool, (qc_compute)j->recipe.run.compute, &j->be, err));
+    QC_TRY(qc_device_open(&j->recipe.run, j->pool, &j->be, err));
     QC_TRY(open_input(j->recipe.model, &j->model, err));
     if (reference && qc_reference_is(reference)) {
         QC_TRY(qc_reference_open(reference, &j->stored, err));

@@ -22,7 +22,15 @@ typedef enum {
     QC_METHOD_SMOOTHQUANT_GPTQ
 } qc_method;
 
-typedef enum { QC_DEVICE_AUTO = 0, QC_DEVICE_CPU, QC_DEVICE_CUDA } qc_device;
+/* In the order of the words of run.device; QC_DEVICE_CUDA_0 + n is device n. */
+typedef enum {
+    QC_DEVICE_AUTO = 0,
+    QC_DEVICE_CPU,
+    QC_DEVICE_EMULATED,
+    QC_DEVICE_CUDA,
+    QC_DEVICE_CUDA_0,
+    QC_N_DEVICES = QC_DEVICE_CUDA_0 + 8
+} qc_device;
 
 typedef enum {
     QC_EMIT_AUTO = 0, /* never after qc_recipe_load: replaced by what the path's extension says */

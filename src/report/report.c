@@ -54,6 +54,11 @@ static cJSON *tool_json(const qc_report_tool *tool, bool with_kernels)
         add_text(out, "kernels", tool->kernels);
     }
     add_text(out, "compute", tool->compute);
+    if (with_kernels) {
+        add_text(out, "device", tool->device);
+        if (tool->device_detail && *tool->device_detail)
+            add_text(out, "device_detail", tool->device_detail);
+    }
     return out;
 }
 
@@ -284,6 +289,8 @@ cJSON *qc_report_document(const qc_report_input *in)
     for (int i = 0; i < in->n_timings; i++)
         add_number(timings, in->timings[i].name, in->timings[i].seconds);
     add_number(doc, "peak_rss_bytes", (double)in->peak_rss_bytes);
+    if (in->peak_device_bytes)
+        add_number(doc, "peak_device_bytes", (double)in->peak_device_bytes);
     return qc_json_watched(doc);
 }
 

@@ -17,6 +17,8 @@ typedef struct qc_report_tool {
     const char *name, *version, *commit;
     const char *kernels; /* "avx2+avx512", chosen at run time */
     const char *compute; /* "f32" */
+    const char *device;  /* "cpu", "cuda:0" */
+    const char *device_detail; /* driver, clock and memory of a device; "" for the CPU */
 } qc_report_tool;
 
 typedef struct qc_report_file {
@@ -54,6 +56,7 @@ typedef struct qc_report_input {
     const qc_report_timing *timings;
     int n_timings;
     uint64_t peak_rss_bytes;
+    uint64_t peak_device_bytes; /* of the device's memory; 0 on the CPU */
 } qc_report_input;
 
 /* The report. NULL when out of memory; free with cJSON_Delete. Numbers that were not measured are null. */

@@ -36,6 +36,9 @@ size_t bytes_free(size_t *ret_total);
 void *buffer_range(const char *call, const void *address, size_t n_bytes);
 bool is_device_address(const void *p);
 
+/* Whether accesses to shared memory are checked for their order, which takes most of the time. */
+extern bool check_order;
+
 /* Runs all blocks; false if there was a fault. */
 bool launch(const kernel *k, dim3 grid, dim3 block, size_t shared_bytes, const void *args);
 const kernel *find_kernel(const char *name);

@@ -27,6 +27,7 @@ static std::string fail_call;
 static long fail_at, n_calls;
 static int fail_code, broken;
 int n_devices = 1, architecture = 90;
+bool check_order = true;
 
 static void configure_one(const std::string &item)
 {
@@ -36,6 +37,8 @@ static void configure_one(const std::string &item)
         bytes_total = (size_t)atoll(rest.c_str());
     else if (key == "devices")
         n_devices = atoi(rest.c_str());
+    else if (key == "unordered")
+        check_order = false;
     else if (key == "architecture")
         architecture = atoi(rest.c_str());
     else {
@@ -46,8 +49,9 @@ static void configure_one(const std::string &item)
     }
 }
 
-/* Settings separated by commas: memory:BYTES, devices:N, architecture:NN, CALL:N:CODE (the Nth call of CALL
- * gives CODE; codes of 700 and more break the device). Everything else starts anew. */
+/* Settings separated by commas: memory:BYTES, devices:N, architecture:NN, unordered (shared memory is not
+ * checked for barriers), CALL:N:CODE (the Nth call of CALL gives CODE; codes of 700 and more break the
+ * device). Everything else starts anew. */
 extern "C" void qc_emulation_configure(const char *text)
 {
     fail_call.clear();
@@ -55,6 +59,7 @@ extern "C" void qc_emulation_configure(const char *text)
     bytes_total = (size_t)4 << 30;
     n_devices = 1;
     architecture = 90;
+    check_order = true;
     std::string all = text ? text : "";
     for (size_t at = 0; at < all.size();) {
         size_t end = all.find(',', at);

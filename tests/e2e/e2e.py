@@ -21,8 +21,8 @@ QCONVERT = os.path.join(BUILD_ROOT, "src", "cli", "qconvert")
 
 def run(*args, program=QCONVERT, **options):
     """Run to the end; the result has returncode, stdout, stderr (text)."""
-    return subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=120,
-                          stdin=subprocess.DEVNULL, **options)
+    return subprocess.run([program, *map(str, args)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          **{"timeout": 120, **options})
 
 
 def check(condition, message):
