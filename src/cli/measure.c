@@ -1,6 +1,7 @@
 #include "measure.h"
 
 #include "datadir.h"
+#include "device.h"
 #include "main.h"
 #include "progress.h"
 #include "qc_alloc.h"
@@ -74,9 +75,11 @@ static int compare_backends(const qc_recipe *recipe, qc_backend *be, int n_threa
 {
     qc_pool *pool = NULL;
     qc_eval_options options = qc_measure_options(recipe);
+    qc_recipe_run run = recipe->run;
+    run.compute = (int)compute;
     int rc = qc_pool_new(n_threads, &pool, err);
     if (rc == QC_OK)
-        rc = qc_backend_cpu_new(pool, compute, &options.model_backend, err);
+        rc = qc_device_open(&run, pool, &options.model_backend, err);
     if (rc == QC_OK)
         rc = qc_evaluate(be, model, model, windows, &options, ret, err);
     qc_backend_close(options.model_backend);
