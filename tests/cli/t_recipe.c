@@ -303,7 +303,8 @@ START_TEST(not_built_yet)
                                      "emit[0].type: 'q4_k_m' is no type of qpk (it has none)"};
     check_bad(&no_type, 1, QC_E_USAGE);
     /* what is broken elsewhere is found first: the whole recipe is checked */
-    ck_assert_int_eq(parse("quantize: {activations: {bits: 8, dynamic: tensor}}\nrun: {threads: x}\n"), QC_E_INPUT);
+    ck_assert_int_eq(parse("quantize: {activations: {bits: 8, dynamic: tensor}}\nrun: {threads: x}\n"),
+                     QC_E_INPUT);
 }
 END_TEST
 
