@@ -672,6 +672,15 @@ cJSON *qc_recipe_quantize_json(const qc_recipe_quantize *quantize)
 
 /* ---- for quant/policy ---- */
 
+static qc_grid affine(int bits, bool symmetric, int64_t group_elems, qc_dtype scale)
+{
+    return (qc_grid){.kind = QC_GRID_AFFINE,
+                     .bits = bits,
+                     .symmetric = symmetric,
+                     .group_elems = group_elems,
+                     .scale_dtype = scale};
+}
+
 void qc_recipe_policy(const qc_recipe_quantize *q, qc_dtype scale, qc_policy *ret)
 {
     static const qc_dtype scale_dtypes[] = {
@@ -679,11 +688,10 @@ void qc_recipe_policy(const qc_recipe_quantize *q, qc_dtype scale, qc_policy *re
     if (q->weights.scale != QC_SCALE_AUTO)
         scale = scale_dtypes[q->weights.scale];
     *ret = (qc_policy){
-        .weights = {.grid = {QC_GRID_AFFINE, q->weights.bits, q->weights.symmetric, q->weights.group, scale},
+        .weights = {.grid = affine(q->weights.bits, q->weights.symmetric, q->weights.group, scale),
                     .sym_rule = QC_SYM_FULL_RANGE,
                     .search = (qc_search)q->weights.search},
-        .embedding = {.grid = {QC_GRID_AFFINE, q->embedding.bits, q->embedding.symmetric, q->embedding.group,
-                               scale},
+        .embedding = {.grid = affine(q->embedding.bits, q->embedding.symmetric, q->embedding.group, scale),
                       .sym_rule = QC_SYM_FULL_RANGE,
                       .search = (qc_search)q->weights.search},
         .quantize_embedding = q->embedding.bits < 16,
