@@ -229,8 +229,8 @@ static const qc_key run_keys[] = {
 #define S qc_recipe_run
     {"device", QC_KEY_ENUM, FIELD(S, device), .deflt = "auto",
      .words = "auto|cpu|emulated|cuda|cuda:0|cuda:1|cuda:2|cuda:3|cuda:4|cuda:5|cuda:6|cuda:7",
-     .help = "where to compute: auto is the first CUDA device if there is one, else the CPU; emulated is "
-             "for tests"},
+     .help = "where to compute: auto is the CPU as long as the CUDA kernels have run under emulation only; "
+             "emulated is for tests"},
     {"compute", QC_KEY_ENUM, FIELD(S, compute), .words = "f32|bf16", .deflt = "f32", .artifact = true,
      .help = "arithmetic of matrix products; bf16 rounds their inputs to 8 bits of mantissa and is several "
              "times faster "

@@ -125,13 +125,10 @@ def case_no_device():
     fails(4, ["run.device: "], tiny("qwen3"), "-o", "a.qpk", "--device", "cuda:7", "--no-verify")
 
 
-def case_without_a_driver_the_cpu():
-    """A build with kernels says why it computes on the CPU; one without has nothing to say."""
+def case_auto_is_the_cpu():
     r = run(tiny("qwen3"), "-o", "a.qpk", "--group", "64", "--no-verify", "-v", "--report", "a.json")
     same(r.returncode, 0, f"exit code ({r.stderr})")
-    device = load("a.json")["tool"]["device"]
-    check(device == "cuda:0" or "no CUDA driver" in r.stderr or "computing on the CPU" not in r.stderr, r.stderr)
-    check(device in ("cpu", "cuda:0"), device)
+    same(load("a.json")["tool"]["device"], "cpu", "device")
 
 
 os.environ["QC_EMULATION"] = "unordered"  # the tests of operations look at that

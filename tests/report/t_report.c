@@ -84,7 +84,11 @@ static void setup(void)
                            .evaluation = &evaluation,
                            .gates = gates,
                            .n_gates = 1};
-    input = (qc_report_input){.tool = {"qconvert", "0.1.0", "abc", "avx2", "f32"},
+    input = (qc_report_input){.tool = {.name = "qconvert",
+                                       .version = "0.1.0",
+                                       .commit = "abc",
+                                       .kernels = "avx2",
+                                       .compute = "f32"},
                               .model_path = "/data/models/m",
                               .model_family = "qwen3",
                               .n_layers = 1,
