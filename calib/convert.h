@@ -61,6 +61,10 @@ typedef struct qc_convert_options {
     void *progress_ctx;
 } qc_convert_options;
 
+/* What an engine would say to the output of a plan (formats/engine_lint.h). */
+int qc_convert_lint(const qc_convert_plan *plan, const qc_model *model, const char *engine, const char *path,
+                    qc_event_list *findings, qc_err *err) QC_WARN_UNUSED;
+
 /* Tell the writer, which has its metadata and side files, all that will come (journal as in the options), and
  * ask for the size of the output. A writer that counts is then done. QC_E_UNSUPPORTED: what the format can
  * not put together. */

@@ -1,5 +1,6 @@
 #include "convert_internal.h"
 
+#include "engine_lint.h"
 #include "family.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
@@ -342,4 +343,31 @@ int qc_convert_declare(const qc_convert_plan *plan, const qc_model *model, const
     if (model->config.tied)
         QC_TRY(add_tied_name(model, writer, err));
     return writer->size(writer, ret_bytes, err);
+}
+
+/* ---- engines ---- */
+
+int qc_convert_lint(const qc_convert_plan *plan, const qc_model *model, const char *engine, const char *path,
+                    qc_event_list *findings, qc_err *err)
+{
+    size_t n = 0;
+    qc_tensor_info *infos = qc_alloc((size_t)plan->n_items + 1, sizeof *infos);
+    const qc_tensor_info **tensors = qc_alloc((size_t)plan->n_items + 1, sizeof *tensors);
+    int rc = infos && tensors ? QC_OK : qc_fail_nomem(err, path, (size_t)plan->n_items * sizeof *infos);
+    qc_lint_input input = {.path = path, .format = plan->format->name, .tensors = tensors};
+    input.v2 = plan->type && strcmp(plan->type, "v2") == 0;
+    for (int64_t i = 0; i < plan->n_items && rc == QC_OK; i++) {
+        const qc_convert_item *item = &plan->items[i];
+        if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
+            continue;
+        qc_convert_stored_info(model, item, &infos[n]);
+        tensors[n] = &infos[n];
+        n++;
+    }
+    input.n_tensors = (int64_t)n;
+    if (rc == QC_OK)
+        rc = qc_engine_lint(engine, &input, findings, err);
+    qc_free(infos);
+    qc_free(tensors);
+    return rc;
 }

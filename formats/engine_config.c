@@ -20,7 +20,8 @@ int qc_schemes_add(qc_schemes *s, const qc_tensor_info *info, qc_err *err)
         s->entries = p;
         s->cap_entries = cap;
     }
-    qc_scheme_entry e = {qc_strndup(info->name, strlen(info->name) - strlen(".weight")), -1};
+    qc_scheme_entry e = {qc_strndup(info->name, strlen(info->name) - strlen(".weight")), -1,
+                         qc_tensor_cols(info)};
     if (!e.module)
         return qc_fail_nomem(err, info->name, strlen(info->name));
     s->entries[s->n_entries++] = e;
@@ -44,8 +45,32 @@ int qc_schemes_add(qc_schemes *s, const qc_tensor_info *info, qc_err *err)
     return QC_OK;
 }
 
+/* One group over the whole width and one scale per row are the same to a matrix, but not to a config. */
+static void merge_whole_groups(qc_schemes *s)
+{
+    for (int64_t k = 0; k < s->n_entries; k++) {
+        qc_scheme_entry *e = &s->entries[k];
+        for (int i = 0; e->scheme >= 0 && s->schemes[e->scheme].group < 0 && i < s->n_schemes; i++) {
+            const qc_scheme *own = &s->schemes[e->scheme], *other = &s->schemes[i];
+            if (other->group == e->cols && other->bits == own->bits && other->symmetric == own->symmetric &&
+                other->act_bits == own->act_bits)
+                e->scheme = i;
+        }
+    }
+    for (int i = s->n_schemes - 1; i >= 0; i--) { /* drop what nothing has any more */
+        int64_t n = 0;
+        for (int64_t k = 0; k < s->n_entries; k++)
+            n += s->entries[k].scheme == i;
+        for (int64_t k = 0; k < s->n_entries && n == 0; k++)
+            s->entries[k].scheme -= s->entries[k].scheme > i;
+        if (n == 0)
+            memmove(&s->schemes[i], &s->schemes[i + 1], (size_t)(--s->n_schemes - i) * sizeof *s->schemes);
+    }
+}
+
 void qc_schemes_sort(qc_schemes *s)
 {
+    merge_whole_groups(s);
     int best = 0;
     int64_t best_n = 0;
     for (int i = 0; i < s->n_schemes; i++) {

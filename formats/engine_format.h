@@ -23,6 +23,7 @@ typedef struct qc_scheme {
 typedef struct qc_scheme_entry {
     char *module; /* "model.layers.0.self_attn.q_proj"; owned */
     int scheme;   /* number in qc_schemes.schemes, -1 = left in 16 bit */
+    int64_t cols; /* width of the matrix */
 } qc_scheme_entry;
 
 typedef struct qc_schemes {
@@ -55,7 +56,8 @@ int qc_engine_writer_create(const qc_writer_format *format, const qc_engine_form
 
 /* Add a matrix of the layers: on a grid, or dense. */
 int qc_schemes_add(qc_schemes *schemes, const qc_tensor_info *info, qc_err *err) QC_WARN_UNUSED;
-/* Put the most frequent scheme first. */
+/* Count a matrix that is one group wide to the schemes with that group, if there are any; put the most
+ * frequent scheme first. */
 void qc_schemes_sort(qc_schemes *schemes);
 void qc_schemes_clear(qc_schemes *schemes);
 

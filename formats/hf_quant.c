@@ -230,6 +230,7 @@ int qc_hf_quant_open(qc_source *inner, const cJSON *config, qc_source **ret, qc_
                  ? qc_quant_layout_init(&layout, err)
                  : qc_fail_nomem(err, inner->path, (uint64_t)inner->n_tensors * sizeof *self->tensors);
     self->base.format = layout.format;
+    self->base.type = strcmp(layout.format, "gptq") ? NULL : layout.v2 ? "v2" : "v1";
     if (rc == QC_OK)
         rc = list_tensors(self, &layout, err);
     if (rc < 0)

@@ -18,6 +18,10 @@ int qc_inspect_check(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 int qc_inspect_account(const char *path, const char *model, const char *report, double tolerance, bool json,
                        qc_err *err) QC_WARN_UNUSED;
 
+/* What an engine would refuse or run badly (formats/engine_lint.h). QC_E_UNSUPPORTED after the list if it
+ * refuses. */
+int qc_inspect_engine(const char *path, const char *engine, bool json, qc_err *err) QC_WARN_UNUSED;
+
 /* SHA-256 of a file or of the files of a folder. */
 int qc_inspect_hash(const char *path, bool json, qc_err *err) QC_WARN_UNUSED;
 

@@ -245,6 +245,34 @@ static int check_shared_codes(const job *j, const output *o, qc_err *err)
     return QC_OK;
 }
 
+/* What the engine that an output is for would refuse is refused; what those would that it may be for is
+ * noted. */
+static int check_engines(job *j, const output *o, qc_err *err)
+{
+    static const char *const engines[] = {
+        [QC_ENGINE_NONE] = NULL, "vllm", "transformers", "llama.cpp", "onnxruntime"};
+    const char *wanted = engines[o->emit->engine];
+    int rc = QC_OK;
+    for (int e = 1; e <= 4 && rc == QC_OK; e++) {
+        qc_event_list found = {0};
+        bool asked = wanted == engines[e];
+        if (!asked && (wanted || e > 2 || o->format->extension))
+            continue;
+        rc = qc_convert_lint(&o->plan, &j->model, engines[e], o->emit->path, &found, err);
+        for (int64_t i = 0; i < found.n_events && rc == QC_OK; i++) {
+            const qc_event *f = &found.events[i];
+            if (asked && f->level == QC_EVENT_FALLBACK)
+                rc = qc_fail(err, QC_E_UNSUPPORTED, "emit[%d] (%s): %s would refuse it: %s: %s",
+                             (int)(o - j->outputs), o->format->name, engines[e], f->subject, f->detail);
+            else if (asked || f->level == QC_EVENT_FALLBACK)
+                rc = qc_event_add(o->events, QC_EVENT_NOTE, "engine", f->subject, 1, err, "%s: %s",
+                                  engines[e], f->detail);
+        }
+        qc_event_list_clear(&found);
+    }
+    return rc;
+}
+
 /* Take each output through its declarations, so that what its format can not put together is refused now. */
 static int check_formats(job *j, qc_err *err)
 {
@@ -256,6 +284,7 @@ static int check_formats(job *j, qc_err *err)
                            "emit[%d] (%s): quantize.budget chooses among the grids of packed files only", i,
                            o->format->name);
         QC_TRY(check_shared_codes(j, o, err));
+        QC_TRY(check_engines(j, o, err));
         QC_TRY(qc_job_begin_output(j, o, true, &writer, &o->planned_bytes, err));
         qc_writer_discard(writer);
     }

@@ -33,6 +33,7 @@ static const qc_opt qconvert_opts[] = {
     {"output", 'o', .group = "Output", .key = "emit.0.path"},
     {"format", .key = "emit.0.format"},
     {"type", .key = "emit.0.type"},
+    {"engine", .key = "emit.0.engine"},
     {"report", .key = "report.json"},
     {"html", .key = "report.html"},
     {"markdown", .key = "report.markdown"},
@@ -87,6 +88,8 @@ static const qc_opt_note qconvert_examples[] = {
     {"qconvert recipe.yaml --set verify.windows=4 --force", "run a recipe, with a shorter measurement"},
     {"qconvert models/Qwen3-0.6B -b 8 -o model.qpk --gate ppl_ratio=1.003",
      "fail (exit code 1) if the perplexity rises by more than 0.3 %"},
+    {"qconvert models/Qwen3-0.6B -b 4 --format gptq --engine vllm -o Qwen3-0.6B-GPTQ",
+     "a folder that vllm loads, refused at once if it would not"},
     {"qconvert recipe.yaml --dry-run", "show what would be done"},
     {0}};
 
@@ -118,6 +121,9 @@ static const qc_opt qinspect_opts[] = {
     {"json", .group = "Output", .command = "PATH|hash|account", .help = "print JSON with a version number"},
     {"check", .command = "PATH",
      .help = "check everything: sums of a packed file; headers, NaN and infinity of a checkpoint"},
+    {"engine", .command = "PATH", .arg = "NAME",
+     .help = "say what an engine would refuse (exit code 4) or run badly: vllm, transformers, llama.cpp, "
+             "onnxruntime"},
     {"model", .group = "Account", .command = "account", .arg = "MODEL",
      .help = "what the artifact was made of"},
     {"report", .command = "account", .arg = "FILE", .help = "report of the run that made it"},
@@ -133,7 +139,7 @@ static const qc_opt qinspect_opts[] = {
              "the answer: an array, or a string"},
     {0}};
 
-static const char *const qinspect_synopsis[] = {"PATH [--json] [--check]",
+static const char *const qinspect_synopsis[] = {"PATH [--json] [--check | --engine=NAME]",
                                                 "tokenize PATH [--special] [--jsonl]",
                                                 "detokenize PATH [--jsonl]",
                                                 "hash PATH",

@@ -36,6 +36,9 @@ static int inspect(const qc_args *args, qc_err *err)
         return account(args, path, json, err);
     if (strcmp(command, "hash") == 0)
         return qc_inspect_hash(path, json, err);
+    const char *engine = qc_args_value(args, "engine");
+    if (engine)
+        return qc_inspect_engine(path, engine, json, err);
     if (qc_args_has(args, "check"))
         return qc_inspect_check(path, json, err);
     return qc_inspect_list(path, json, err);

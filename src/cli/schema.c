@@ -254,7 +254,11 @@ static const qc_key emit_keys[] = {
      .now = "auto|qpk|gptq|awq|compressed-tensors|gguf|hf", .deflt = "auto",
      .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
-    {"type", QC_KEY_STRING, FIELD(S, type), .help = "subtype of the format"},
+    {"type", QC_KEY_STRING, FIELD(S, type),
+     .help = "subtype of the format (gptq: v1, v2; hf: bf16, f16, f32)"},
+    {"engine", QC_KEY_ENUM, FIELD(S, engine), .words = "none|vllm|transformers|llama.cpp|onnxruntime",
+     .deflt = "none",
+     .help = "engine that must take the output: what it would refuse is refused before the work"},
     {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize),
      .sub = quantize_keys, .optional = true,
      .help =

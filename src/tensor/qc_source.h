@@ -13,6 +13,7 @@ typedef struct qc_source qc_source;
 
 struct qc_source {
     const char *format; /* "hf", "qpk"; static */
+    const char *type;   /* subtype of the format, as writers call it; static, NULL = it has none */
     const char *path;   /* for messages: as opened, or what somebody who outlives the source put here */
 
     /* Paths of the files that make it up, in a fixed order (what a manifest hashes); owned by the source. */

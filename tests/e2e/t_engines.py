@@ -4,7 +4,7 @@ import os
 import shutil
 import struct
 
-from e2e import BUILD_ROOT, DEMO, TINY, check, fails, load, main, run, same, sha256, succeeds
+from e2e import BUILD_ROOT, DEMO, TINY, check, fails, load, main, poke, run, same, sha256, succeeds
 
 QEVAL = os.path.join(BUILD_ROOT, "src", "cli", "qeval")
 QINSPECT = os.path.join(BUILD_ROOT, "src", "cli", "qinspect")
@@ -151,7 +151,7 @@ def case_refused_at_plan_time():
     ]
     for options, words in cases:
         fails(4, words, DEMO, "-o", "x", "--group", "128", *options)
-    fails(2, ["v3", "gptq"], DEMO, "-o", "x", "--format", "gptq", "--set", "emit.0.type=v3")
+    fails(2, ["v3", "gptq"], DEMO, "-o", "x", "--format", "gptq", "--type", "v3")
     same(os.listdir("."), [], "files")
 
 
@@ -208,6 +208,84 @@ def case_broken_folders():
     broken(["fp8"], code=4, config={"quant_method": "fp8"})
     broken(["I32"], code=4, config={"quant_method": "compressed-tensors", "format": "pack-quantized"})
     broken(["qweight"], config={"quant_method": "awq"})
+
+
+def case_broken_vectors():
+    """The same for AWQ and compressed-tensors, on folders that the libraries made."""
+    vectors = f"{DEMO}/../../engines"
+
+    def broken(name, words, code=3, config=None, rename=None):
+        shutil.rmtree("b", ignore_errors=True)
+        shutil.copytree(f"{vectors}/{name}", "b")
+        os.remove("b/values.st")
+        doc = load("b/config.json")
+        doc["quantization_config"].update(config or {})
+        with open("b/config.json", "w", encoding="utf-8") as f:
+            json.dump(doc, f)
+        with open("b/model.safetensors", "r+b") as f:
+            data = f.read()
+            check(not rename or rename[0] in data, f"{rename} of {name}")
+            f.seek(0)
+            f.write(data.replace(*rename) if rename else data)
+        fails(code, words, "b", program=QINSPECT)
+
+    awq, ct, asym, w8a8 = "awq-4-asym", "ct-4", "ct-4-asym", "ct-w8a8"
+    broken(awq, ["m.qweight", "missing"], rename=(b"m.qzeros", b"m.qzerox"))
+    broken(awq, ["m.qwwight", "I32"], code=4, rename=(b"m.qweight", b"m.qwwight"))
+    broken(awq, ["gemv"], code=4, config={"version": "gemv"})
+    broken(awq, ["expected in F16"], code=4, rename=(b'"F16"', b'"I16"'))
+    broken(awq, ["shapes"], rename=(b'"shape":[96,4]', b'"shape":[48,8]'))
+    broken(awq, ["m.qzeros", "expected"], rename=(b'"shape":[3,4]', b'"shape":[4,3]'))
+    broken(ct, ["m.weight_shapx", "I64"], code=4, rename=(b"m.weight_shape", b"m.weight_shapx"))
+    broken(ct, ["m.weight_packed", "missing"], rename=(b"m.weight_scale", b"m.weight_scalx"))
+    broken(ct, ["weight_shape"], rename=(b'"shape":[32,12]', b'"shape":[12,32]'))
+    broken(ct, ["marlin-24"], code=4, config={"format": "marlin-24"})
+    broken(ct, ["kv_cache_scheme"], code=4, config={"kv_cache_scheme": {"num_bits": 8}})
+    broken(ct, ["sparsity_config"], code=4, config={"sparsity_config": {"format": "sparse-24-bitmask"}})
+    broken(ct, ["no group"], config={"config_groups": {}})
+    broken(asym, ["weight_zero_point", "expected"], rename=(b'"shape":[4,3]', b'"shape":[3,4]'))
+    broken(w8a8, ["m.weight", "weight_scale"], rename=(b"m.weight_scale", b"m.weight_scalx"))
+    groups = load(f"{vectors}/{w8a8}/config.json")["quantization_config"]["config_groups"]
+    groups["group_0"]["input_activations"]["dynamic"] = False
+    broken(w8a8, ["input_activations"], code=4, config={"config_groups": groups})
+    broken("gptq-v2-4", ["shapes"], rename=(b'"shape":[12,32]', b'"shape":[32,12]'))
+    broken("gptq-v2-4", ["m.qzeros", "expected"], rename=(b'"dtype":"F16","shape":[3,32]', b'"dtype":"F16","shape":[32,3]'))
+    # Q-1: the label is obeyed, and a symmetric file whose zeros fit the other version only is told of
+    shutil.rmtree("b")
+    shutil.copytree(f"{vectors}/gptq-v1-4", "b")
+    doc = load("b/config.json")
+    doc["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    with open("b/config.json", "w", encoding="utf-8") as f:
+        json.dump(doc, f)
+    check("fit gptq only" in succeeds("b", program=QINSPECT).stderr, "no warning of zero points that fit the other version")
+
+
+# ---- engines ----
+
+def case_engine_lint():
+    convert(DEMO, "g", "--format", "gptq", "--bits", "4", "--group", "128")
+    out = succeeds("g", "--engine", "vllm", program=QINSPECT).stdout
+    check("tensor_parallel" not in out and "over up to" in out, out)
+    convert(DEMO, "a", "--format", "gptq", "--bits", "4", "--group", "128", "--set", "quantize.weights.symmetric=false")
+    check(any(e["kind"] == "engine" and "vllm" in e["detail"] for e in load("r.json")["events"]), "vllm is not mentioned")
+    fails_after = run("a", "--engine", "vllm", "--json", program=QINSPECT)
+    same(fails_after.returncode, 4, "exit code")
+    doc = json.loads(fails_after.stdout)
+    same((doc["loads"], doc["engine"], doc["findings"][0]["rule"]), (False, "vllm", "checkpoint_format"), "findings")
+    succeeds("a", "--engine", "transformers", program=QINSPECT)
+    fails(4, ["vllm", "symmetric"], DEMO, "-o", "x", "--format", "gptq", "--set", "emit.0.engine=vllm", "--set",
+          "quantize.weights.symmetric=false")
+    mixed = ["--format", "compressed-tensors", "--group", "128", "--set", "quantize.overrides=[{match: '*.k_proj', bits: 8}]"]
+    fails(4, ["k_proj", "q_proj", "vllm"], DEMO, "-o", "x", "--set", "emit.0.engine=vllm", *mixed)
+    fails(4, ["onnxruntime", "gptq"], DEMO, "-o", "x", "--format", "gptq", "--engine", "onnxruntime")
+    fails(2, ["nope", "vllm|transformers"], "g", "--engine", "nope", program=QINSPECT)
+    r = run(DEMO, "--engine", "llama.cpp", program=QINSPECT)
+    same(r.returncode, 4, "llama.cpp and a checkpoint folder")
+    # AWQ runs in float16: a value beyond its range is found
+    convert(DEMO, "w", "--format", "awq", "--bits", "4", "--group", "128")
+    succeeds("w", "--engine", "transformers", program=QINSPECT)
+    poke("w", "model.embed_tokens.weight", struct.pack("<H", 0x4780))  # 65536 as BF16
+    same(run("w", "--engine", "transformers", program=QINSPECT).returncode, 4, "a value that float16 can not hold")
 
 
 main(globals())
