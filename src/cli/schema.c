@@ -255,7 +255,7 @@ static const qc_key emit_keys[] = {
      .help = "format of the output; auto goes by the extension of its path"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type),
-     .help = "subtype of the format (gptq: v1, v2; hf: bf16, f16, f32)"},
+     .help = "subtype of the format (gptq: v1, v2; hf: bf16, f16, f32; gguf: q4_k_m and others)"},
     {"engine", QC_KEY_ENUM, FIELD(S, engine), .words = "none|vllm|transformers|llama.cpp|onnxruntime",
      .deflt = "none",
      .help = "engine that must take the output: what it would refuse is refused before the work"},
