@@ -195,8 +195,28 @@ static int check_f16_range(const lint *l, qc_err *err)
     return QC_OK;
 }
 
+/* Seen with transformers 5.24 and gptqmodel 7.7: `dynamic` of the config is not looked at when GPTQ is
+ * loaded. */
+static int check_one_scheme(const lint *l, qc_err *err)
+{
+    const qc_tensor_info *first = NULL;
+    for (int64_t i = 0; i < l->in->n_tensors; i++) {
+        const qc_tensor_info *t = l->in->tensors[i];
+        if (t->dtype != QC_DT_GRID || !in_layer(t))
+            continue;
+        first = first ? first : t;
+        if (t->grid.bits != first->grid.bits)
+            return REFUSES(l, "mixed", t->name,
+                           "transformers loads GPTQ with one number of bits only, %s has %d", first->name,
+                           first->grid.bits);
+    }
+    return QC_OK;
+}
+
 static int check_transformers(const lint *l, qc_err *err)
 {
+    if (is_format(l, "gptq"))
+        QC_TRY(check_one_scheme(l, err));
     for (int64_t i = 0; i < l->in->n_tensors; i++) {
         const qc_tensor_info *t = l->in->tensors[i];
         if (t->dtype == QC_DT_GRID && !in_layer(t) && !is_format(l, "hf"))

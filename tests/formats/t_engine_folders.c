@@ -252,8 +252,11 @@ END_TEST
 static const char config_text[] =
     "{\"model_type\": \"qwen3\", \"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"}";
 
-static const qc_tensor_use embedding_use = {QC_KIND_EMBEDDING, -1, 1, QC_DT_BF16},
-                           linear_use = {QC_KIND_LINEAR, 0, 1, QC_DT_BF16};
+static const qc_tensor_use embedding_use = {.kind = QC_KIND_EMBEDDING,
+                                            .layer = -1,
+                                            .n_layers = 1,
+                                            .source = QC_DT_BF16},
+                           linear_use = {.kind = QC_KIND_LINEAR, .n_layers = 1, .source = QC_DT_BF16};
 
 /* One table as values and two matrices on a grid, the second in two pieces. */
 static int put_all(qc_writer *w, const qc_tensor_info *table, const qc_tensor_info *grids, qc_err *err)
