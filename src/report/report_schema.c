@@ -28,6 +28,8 @@ static const field tool_fields[] = {
     {"commit", TEXT, OR_NULL, NULL, "commit that it was built from"},
     {"kernels", TEXT, OR_NULL, NULL, "instruction sets in use"},
     {"compute", TEXT, NULLABLE, NULL, "arithmetic of matrix products: f32, bf16"},
+    {"device", TEXT, OR_NULL, NULL, "where it ran: cpu, cuda:0"},
+    {"device_detail", TEXT, OR_NULL, NULL, "driver, clock and memory of a device"},
     {0}};
 
 static const field file_fields[] = {
@@ -245,6 +247,7 @@ static const field report_fields[] = {
     {"gates", LIST, ALWAYS, gate_fields, "of the first output"},
     {"timings", NUMBER_MAP, ALWAYS, NULL, "wall seconds per step"},
     {"peak_rss_bytes", NUMBER, NULLABLE, NULL, "most memory in use"},
+    {"peak_device_bytes", NUMBER, OR_NULL, NULL, "the same of a device"},
     {0}};
 
 /* ---- check ---- */

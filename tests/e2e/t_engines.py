@@ -205,7 +205,7 @@ def case_broken_folders():
     broken(["q_proj.g_idx", "group 77"], word=("model.layers.0.self_attn.q_proj.g_idx", 77))
     broken(["q_proj.g_idx", "group -1"], word=("model.layers.0.self_attn.q_proj.g_idx", -1))
     broken(["marlin"], code=4, config={"checkpoint_format": "marlin"})
-    broken(["fp8"], code=4, config={"quant_method": "fp8"})
+    broken(["bitsandbytes"], code=4, config={"quant_method": "bitsandbytes"})
     broken(["I32"], code=4, config={"quant_method": "compressed-tensors", "format": "pack-quantized"})
     broken(["qweight"], config={"quant_method": "awq"})
 
