@@ -86,7 +86,7 @@ def case_every_method():
             kld.append(load("a.json")["evaluation"]["kld_mean"])
         check(relative(*kld) < 0.03, f"KL divergence by {method}: {kld}")
     for device in DEVICES:
-        succeeds("make", tiny("qwen3"), "--text", TEXT, "--calib-windows", "1", "--calib-length", "48", "--device", device, "-o", f"{device}.qcs",
+        succeeds("make", tiny("qwen3"), "--text", TEXT, "--windows", "1", "--length", "48", "--device", device, "-o", f"{device}.qcs",
                  program=QCALIB)
         succeeds(tiny("qwen3"), "-o", f"{device}.qpk", "--method", "gptq", "--group", "64", "--no-verify", "--device", "emulated",
                  "--set", f"calibration.statistics={device}.qcs", "--set", "quantize.gptq.order=min-pivot")
