@@ -106,6 +106,15 @@ static int leave(int code)
     return code;
 }
 
+/* Output longer than its buffer failed earlier and errno is gone: one more byte fails for the same reason. */
+static const char *stdout_failure(void)
+{
+    clearerr(stdout);
+    if (fputc('\n', stdout) != EOF)
+        fflush(stdout);
+    return errno ? strerror(errno) : "write error";
+}
+
 int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
 {
     qc_err err = {0};
@@ -116,7 +125,7 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
     qc_progress_end();
     errno = 0;
     if ((fflush(stdout) != 0 || ferror(stdout)) && (rc >= 0 || rc == QC_E_RESOURCE))
-        rc = qc_fail(&err, QC_E_RESOURCE, "stdout: %s", errno ? strerror(errno) : "write error");
+        rc = qc_fail(&err, QC_E_RESOURCE, "stdout: %s", errno ? strerror(errno) : stdout_failure());
     if (rc >= 0)
         return leave(rc);
     fprintf(stderr, "%s: error: %s\n", program->name, err.msg);
