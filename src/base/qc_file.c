@@ -276,19 +276,26 @@ static void remove_stale_temps(const char *folder, const char *base)
     closedir(dir);
 }
 
+bool qc_lock_new(int fd, const char *path)
+{
+    struct stat by_name, by_fd;
+    bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno == ENOLCK || errno == EOPNOTSUPP;
+    if (locked && stat(path, &by_name) == 0 && fstat(fd, &by_fd) == 0 && by_name.st_ino == by_fd.st_ino)
+        return true;
+    close(fd);
+    return false;
+}
+
 /* Create and lock the temporary file; -1 and errno on failure. Somebody who looks for stale files may lock
  * and remove it between the two steps: then the name is gone or another's, and we try again. */
 static int create_locked(const char *path)
 {
     for (int attempt = 0; attempt < 16; attempt++) {
-        struct stat by_name, by_fd;
         int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd < 0)
             return -1;
-        bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno == ENOLCK || errno == EOPNOTSUPP;
-        if (locked && stat(path, &by_name) == 0 && fstat(fd, &by_fd) == 0 && by_name.st_ino == by_fd.st_ino)
+        if (qc_lock_new(fd, path))
             return fd;
-        close(fd);
     }
     errno = EBUSY;
     return -1;

@@ -34,6 +34,22 @@ cJSON *qc_json_add_item(cJSON *list, cJSON *item)
     return NULL;
 }
 
+void qc_json_add_number(cJSON *object, const char *key, double x)
+{
+    if (isfinite(x))
+        cJSON_AddNumberToObject(object, key, x);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
+void qc_json_add_text(cJSON *object, const char *key, const char *text)
+{
+    if (text && *text)
+        cJSON_AddStringToObject(object, key, text);
+    else
+        cJSON_AddNullToObject(object, key);
+}
+
 cJSON *qc_json_watched(cJSON *doc)
 {
     if (!out_of_memory)

@@ -34,6 +34,9 @@ void qc_json_watch(void);
 /* Append an item (taken over, freed if it can not be attached) to an array and return it; NULL is passed on.
  */
 cJSON *qc_json_add_item(cJSON *list, cJSON *item);
+/* A member of an object; null where the number is not finite, the text NULL or empty. */
+void qc_json_add_number(cJSON *object, const char *key, double x);
+void qc_json_add_text(cJSON *object, const char *key, const char *text);
 cJSON *qc_json_watched(cJSON *doc);
 
 /* Two-space-indented text with a final newline (numbers with 17 digits where needed, NaN and infinities as

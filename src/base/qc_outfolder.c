@@ -95,16 +95,13 @@ static void remove_stale(const char *folder, const char *base)
 static int create_locked(const char *path)
 {
     for (int attempt = 0; attempt < 16; attempt++) {
-        struct stat by_name, by_fd;
         if (mkdir(path, 0777) != 0)
             return -1;
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         if (fd < 0)
             continue;
-        bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno == ENOLCK || errno == EOPNOTSUPP;
-        if (locked && stat(path, &by_name) == 0 && fstat(fd, &by_fd) == 0 && by_name.st_ino == by_fd.st_ino)
+        if (qc_lock_new(fd, path))
             return fd;
-        close(fd);
     }
     errno = EBUSY;
     return -1;

@@ -13,14 +13,6 @@
 #define MAX_TENSORS  20
 #define MAX_SETTINGS 50
 
-static void add_number(cJSON *object, const char *key, double x)
-{
-    if (isfinite(x))
-        cJSON_AddNumberToObject(object, key, x);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 /* Not measured in either is the same; in one alone differs. */
 static bool differs(double a, double b, double tolerance)
 {
@@ -36,9 +28,9 @@ static bool add_figure(cJSON *list, const char *name, double a, double b, bool c
         return false;
     cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
     cJSON_AddStringToObject(item, "name", name);
-    add_number(item, "a", a);
-    add_number(item, "b", b);
-    add_number(item, "ratio", a == b ? 1 : b / a);
+    qc_json_add_number(item, "a", a);
+    qc_json_add_number(item, "b", b);
+    qc_json_add_number(item, "ratio", a == b ? 1 : b / a);
     cJSON_AddBoolToObject(item, "differs", differ);
     return differ;
 }
@@ -112,10 +104,10 @@ static cJSON *tensors_json(const cJSON *a, const cJSON *b, double tolerance, int
             continue;
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         cJSON_AddStringToObject(item, "name", qc_report_string(t, "name"));
-        add_number(item, "bits_a", qc_report_number(t, "bits"));
-        add_number(item, "bits_b", qc_report_number(other, "bits"));
-        add_number(item, "relative_error_a", x);
-        add_number(item, "relative_error_b", y);
+        qc_json_add_number(item, "bits_a", qc_report_number(t, "bits"));
+        qc_json_add_number(item, "bits_b", qc_report_number(other, "bits"));
+        qc_json_add_number(item, "relative_error_a", x);
+        qc_json_add_number(item, "relative_error_b", y);
     }
     *ret_n +=
         cJSON_GetArraySize(b) > cJSON_GetArraySize(a) ? cJSON_GetArraySize(b) - cJSON_GetArraySize(a) : 0;

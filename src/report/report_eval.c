@@ -5,22 +5,6 @@
 #include <math.h>
 #include <stdio.h>
 
-static void add_number(cJSON *object, const char *key, double x)
-{
-    if (isfinite(x))
-        cJSON_AddNumberToObject(object, key, x);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
-static void add_text(cJSON *object, const char *key, const char *text)
-{
-    if (text && *text)
-        cJSON_AddStringToObject(object, key, text);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 static void add_windows(cJSON *out, const qc_evaluation *e)
 {
     cJSON *list = cJSON_AddArrayToObject(out, "per_window");
@@ -28,11 +12,11 @@ static void add_windows(cJSON *out, const qc_evaluation *e)
         const qc_window_result *w = &e->per_window[i];
         double n = (double)w->tokens_scored;
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
-        add_number(item, "tokens", n);
-        add_number(item, "nll", w->nll / n);
-        add_number(item, "nll_reference", w->nll_reference / n);
-        add_number(item, "kld", w->kld / n);
-        add_number(item, "top1", isfinite(w->kld) ? (double)w->top1_agree / n : NAN);
+        qc_json_add_number(item, "tokens", n);
+        qc_json_add_number(item, "nll", w->nll / n);
+        qc_json_add_number(item, "nll_reference", w->nll_reference / n);
+        qc_json_add_number(item, "kld", w->kld / n);
+        qc_json_add_number(item, "top1", isfinite(w->kld) ? (double)w->top1_agree / n : NAN);
     }
 }
 
@@ -42,13 +26,13 @@ static void add_places(cJSON *out, const qc_evaluation *e)
     for (int64_t i = 0; i < e->n_places; i++) {
         const qc_place_result *p = &e->per_place[i];
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
-        add_number(item, "first", (double)p->first);
-        add_number(item, "last", (double)p->last);
-        add_number(item, "tokens", (double)p->tokens_scored);
-        add_number(item, "nll", p->nll);
-        add_number(item, "nll_reference", p->nll_reference);
-        add_number(item, "kld", p->kld);
-        add_number(item, "top1", p->top1);
+        qc_json_add_number(item, "first", (double)p->first);
+        qc_json_add_number(item, "last", (double)p->last);
+        qc_json_add_number(item, "tokens", (double)p->tokens_scored);
+        qc_json_add_number(item, "nll", p->nll);
+        qc_json_add_number(item, "nll_reference", p->nll_reference);
+        qc_json_add_number(item, "kld", p->kld);
+        qc_json_add_number(item, "top1", p->top1);
     }
 }
 
@@ -59,15 +43,15 @@ static void add_percentiles(cJSON *out, const char *key, const qc_spread *s)
     for (int i = 0; i < QC_N_PERCENTS; i++) {
         char name[16];
         snprintf(name, sizeof name, "p%g", qc_percents[i]);
-        add_number(item, name, s->at[i]);
+        qc_json_add_number(item, name, s->at[i]);
     }
 }
 
 static void add_histogram(cJSON *out, const qc_evaluation *e)
 {
     cJSON *item = cJSON_AddObjectToObject(out, "kld_histogram");
-    add_number(item, "log10_from", QC_KLD_LOG10_FROM);
-    add_number(item, "log10_step", QC_KLD_LOG10_STEP);
+    qc_json_add_number(item, "log10_from", QC_KLD_LOG10_FROM);
+    qc_json_add_number(item, "log10_step", QC_KLD_LOG10_STEP);
     cJSON *counts = cJSON_AddArrayToObject(item, "counts");
     for (int i = 0; i < QC_N_KLD_BINS; i++)
         qc_json_add_item(counts, cJSON_CreateNumber((double)e->kld_counts[i]));
@@ -75,40 +59,40 @@ static void add_histogram(cJSON *out, const qc_evaluation *e)
 
 static void add_pair(cJSON *out, const qc_evaluation *e)
 {
-    add_number(out, "ppl_reference_se", e->ppl_reference_se);
-    add_number(out, "ppl_ratio_se", e->ppl_ratio_se);
-    add_number(out, "nll_correlation", e->nll_correlation);
-    add_number(out, "delta_nll_low", e->delta_nll_low);
-    add_number(out, "delta_nll_high", e->delta_nll_high);
-    add_number(out, "kld_mean_se", e->kld.se);
-    add_number(out, "kld_mean_low", e->kld.low);
-    add_number(out, "kld_mean_high", e->kld.high);
+    qc_json_add_number(out, "ppl_reference_se", e->ppl_reference_se);
+    qc_json_add_number(out, "ppl_ratio_se", e->ppl_ratio_se);
+    qc_json_add_number(out, "nll_correlation", e->nll_correlation);
+    qc_json_add_number(out, "delta_nll_low", e->delta_nll_low);
+    qc_json_add_number(out, "delta_nll_high", e->delta_nll_high);
+    qc_json_add_number(out, "kld_mean_se", e->kld.se);
+    qc_json_add_number(out, "kld_mean_low", e->kld.low);
+    qc_json_add_number(out, "kld_mean_high", e->kld.high);
     add_percentiles(out, "kld_percentiles", &e->kld);
     add_histogram(out, e);
-    add_number(out, "delta_p_mean", e->delta_p.mean);
-    add_number(out, "delta_p_mean_se", e->delta_p.se);
+    qc_json_add_number(out, "delta_p_mean", e->delta_p.mean);
+    qc_json_add_number(out, "delta_p_mean_se", e->delta_p.se);
     add_percentiles(out, "delta_p_percentiles", &e->delta_p);
-    add_number(out, "delta_p_rms", e->delta_p_rms);
-    add_number(out, "delta_p_rms_se", e->delta_p_rms_se);
-    add_number(out, "top1_se", e->top1_se);
-    add_number(out, "flips", e->flips);
-    add_number(out, "flips_lost", e->flips_lost);
-    add_number(out, "flips_won", e->flips_won);
+    qc_json_add_number(out, "delta_p_rms", e->delta_p_rms);
+    qc_json_add_number(out, "delta_p_rms_se", e->delta_p_rms_se);
+    qc_json_add_number(out, "top1_se", e->top1_se);
+    qc_json_add_number(out, "flips", e->flips);
+    qc_json_add_number(out, "flips_lost", e->flips_lost);
+    qc_json_add_number(out, "flips_won", e->flips_won);
 }
 
 static void add_noise(cJSON *out, const qc_noise_floor *n)
 {
     cJSON *item = cJSON_AddObjectToObject(out, "noise_floor");
-    add_number(item, "windows", (double)n->windows);
-    add_number(item, "threads", n->threads);
-    add_number(item, "other_threads", n->other_threads);
-    add_number(item, "threads_kld_max", n->threads_kld_max);
-    add_text(item, "compute", n->compute);
-    add_text(item, "other_compute", n->other_compute);
-    add_number(item, "kld_mean", n->kld_mean);
-    add_number(item, "kld_p99", n->kld_p99);
-    add_number(item, "delta_nll", n->delta_nll);
-    add_number(item, "top1", n->top1);
+    qc_json_add_number(item, "windows", (double)n->windows);
+    qc_json_add_number(item, "threads", n->threads);
+    qc_json_add_number(item, "other_threads", n->other_threads);
+    qc_json_add_number(item, "threads_kld_max", n->threads_kld_max);
+    qc_json_add_text(item, "compute", n->compute);
+    qc_json_add_text(item, "other_compute", n->other_compute);
+    qc_json_add_number(item, "kld_mean", n->kld_mean);
+    qc_json_add_number(item, "kld_p99", n->kld_p99);
+    qc_json_add_number(item, "delta_nll", n->delta_nll);
+    qc_json_add_number(item, "top1", n->top1);
 }
 
 static void add_decisions(cJSON *out, const qc_evaluation *e)
@@ -117,43 +101,43 @@ static void add_decisions(cJSON *out, const qc_evaluation *e)
     for (int i = 0; i < e->n_decisions; i++) {
         const qc_decision *d = &e->decisions[i];
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
-        add_text(item, "gate", d->gate);
-        add_number(item, "limit", d->limit);
-        add_number(item, "value", d->value);
-        add_number(item, "statistic", d->statistic);
-        add_number(item, "boundary", d->boundary);
-        add_number(item, "windows", (double)d->windows);
-        add_text(item, "outcome", d->outcome);
+        qc_json_add_text(item, "gate", d->gate);
+        qc_json_add_number(item, "limit", d->limit);
+        qc_json_add_number(item, "value", d->value);
+        qc_json_add_number(item, "statistic", d->statistic);
+        qc_json_add_number(item, "boundary", d->boundary);
+        qc_json_add_number(item, "windows", (double)d->windows);
+        qc_json_add_text(item, "outcome", d->outcome);
     }
 }
 
 cJSON *qc_report_eval_json(const qc_evaluation *e)
 {
     cJSON *out = cJSON_CreateObject();
-    add_text(out, "protocol", e->protocol);
-    add_text(out, "text", e->text);
+    qc_json_add_text(out, "protocol", e->protocol);
+    qc_json_add_text(out, "text", e->text);
     if (e->reference)
-        add_text(out, "reference", e->reference);
-    add_number(out, "windows", (double)e->windows);
-    add_number(out, "length", (double)e->length);
-    add_number(out, "stride", (double)e->stride);
+        qc_json_add_text(out, "reference", e->reference);
+    qc_json_add_number(out, "windows", (double)e->windows);
+    qc_json_add_number(out, "length", (double)e->length);
+    qc_json_add_number(out, "stride", (double)e->stride);
     cJSON_AddBoolToObject(out, "bos", e->bos);
     cJSON_AddBoolToObject(out, "plain_special", e->plain_special);
-    add_number(out, "special_ids", (double)e->special_ids);
-    add_number(out, "tokens_text", (double)e->tokens_text);
-    add_number(out, "tokens_scored", (double)e->tokens_scored);
-    add_text(out, "text_sha256", e->text_sha256);
-    add_text(out, "ids_sha256", e->ids_sha256);
-    add_number(out, "ppl", e->ppl);
-    add_number(out, "ppl_se", e->ppl_se);
-    add_number(out, "ppl_reference", e->ppl_reference);
-    add_number(out, "ppl_ratio", e->ppl_ratio);
-    add_number(out, "delta_nll", e->delta_nll);
-    add_number(out, "delta_nll_se", e->delta_nll_se);
-    add_number(out, "kld_mean", e->kld_mean);
-    add_number(out, "kld_p99", e->kld_p99);
-    add_number(out, "kld_max", e->kld_max);
-    add_number(out, "top1", e->top1);
+    qc_json_add_number(out, "special_ids", (double)e->special_ids);
+    qc_json_add_number(out, "tokens_text", (double)e->tokens_text);
+    qc_json_add_number(out, "tokens_scored", (double)e->tokens_scored);
+    qc_json_add_text(out, "text_sha256", e->text_sha256);
+    qc_json_add_text(out, "ids_sha256", e->ids_sha256);
+    qc_json_add_number(out, "ppl", e->ppl);
+    qc_json_add_number(out, "ppl_se", e->ppl_se);
+    qc_json_add_number(out, "ppl_reference", e->ppl_reference);
+    qc_json_add_number(out, "ppl_ratio", e->ppl_ratio);
+    qc_json_add_number(out, "delta_nll", e->delta_nll);
+    qc_json_add_number(out, "delta_nll_se", e->delta_nll_se);
+    qc_json_add_number(out, "kld_mean", e->kld_mean);
+    qc_json_add_number(out, "kld_p99", e->kld_p99);
+    qc_json_add_number(out, "kld_max", e->kld_max);
+    qc_json_add_number(out, "top1", e->top1);
     if (!isnan(e->ppl_reference))
         add_pair(out, e);
     add_decisions(out, e);

@@ -1,36 +1,29 @@
 /* Label tasks as json and text. */
+#include "qc_json.h"
 #include "report.h"
 
 #include <math.h>
 #include <string.h>
 
-static void add_number(cJSON *object, const char *key, double x)
-{
-    if (isfinite(x))
-        cJSON_AddNumberToObject(object, key, x);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 static void add_score(cJSON *out, const char *key, const qc_label_score *s)
 {
     cJSON *item = cJSON_AddObjectToObject(out, key);
-    add_number(item, "accuracy", s->accuracy);
-    add_number(item, "accuracy_se", s->accuracy_se);
-    add_number(item, "macro_f1", s->macro_f1);
+    qc_json_add_number(item, "accuracy", s->accuracy);
+    qc_json_add_number(item, "accuracy_se", s->accuracy_se);
+    qc_json_add_number(item, "macro_f1", s->macro_f1);
 }
 
 static void add_pair(cJSON *out, const char *key, const qc_label_pair *p, int64_t n)
 {
     cJSON *item = cJSON_AddObjectToObject(out, key);
-    add_number(item, "accuracy_delta", p->delta);
-    add_number(item, "accuracy_delta_low", p->low);
-    add_number(item, "accuracy_delta_high", p->high);
-    add_number(item, "flips", (double)(p->lost + p->won) / (double)n);
-    add_number(item, "flips_lost", (double)p->lost);
-    add_number(item, "flips_won", (double)p->won);
-    add_number(item, "changed", (double)p->changed / (double)n);
-    add_number(item, "mcnemar_p", p->mcnemar_p);
+    qc_json_add_number(item, "accuracy_delta", p->delta);
+    qc_json_add_number(item, "accuracy_delta_low", p->low);
+    qc_json_add_number(item, "accuracy_delta_high", p->high);
+    qc_json_add_number(item, "flips", (double)(p->lost + p->won) / (double)n);
+    qc_json_add_number(item, "flips_lost", (double)p->lost);
+    qc_json_add_number(item, "flips_won", (double)p->won);
+    qc_json_add_number(item, "changed", (double)p->changed / (double)n);
+    qc_json_add_number(item, "mcnemar_p", p->mcnemar_p);
 }
 
 static void add_list(cJSON *out, const char *key, const int32_t *list, int64_t n)
@@ -47,9 +40,9 @@ cJSON *qc_report_labels(const qc_label_result *r)
     cJSON_AddStringToObject(out, "task", r->task);
     cJSON_AddStringToObject(out, "data", r->data);
     cJSON_AddStringToObject(out, "data_sha256", r->data_sha256);
-    add_number(out, "items", (double)r->n_items);
-    add_number(out, "rows", (double)r->n_rows);
-    add_number(out, "tokens", (double)r->tokens);
+    qc_json_add_number(out, "items", (double)r->n_items);
+    qc_json_add_number(out, "rows", (double)r->n_rows);
+    qc_json_add_number(out, "tokens", (double)r->tokens);
     add_score(out, "model", &r->model);
     if (r->has_reference) {
         add_score(out, "reference", &r->reference);

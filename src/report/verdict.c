@@ -268,14 +268,6 @@ static void judge(const qc_gate_rule *rule, const qc_gate_rules *rules, const qc
         snprintf(f->reason, sizeof f->reason, "was not measured in both reports");
 }
 
-static void add_number(cJSON *object, const char *key, double x)
-{
-    if (isfinite(x))
-        cJSON_AddNumberToObject(object, key, x);
-    else
-        cJSON_AddNullToObject(object, key);
-}
-
 static bool add_gates(cJSON *list, const qc_report_pair *pair, const qc_gate_rules *rules)
 {
     bool all = true;
@@ -290,9 +282,9 @@ static bool add_gates(cJSON *list, const qc_report_pair *pair, const qc_gate_rul
             cJSON_AddStringToObject(item, "artifact",
                                     qc_report_string(qc_report_part_at(pair->a, i).artifact, "path"));
             cJSON_AddBoolToObject(item, "to_baseline", rule->to_baseline);
-            add_number(item, "limit", rule->limit);
-            add_number(item, "value", f.value);
-            add_number(item, "baseline", f.baseline);
+            qc_json_add_number(item, "limit", rule->limit);
+            qc_json_add_number(item, "value", f.value);
+            qc_json_add_number(item, "baseline", f.baseline);
             cJSON_AddBoolToObject(item, "pass", f.pass);
             cJSON_AddStringToObject(item, "reason", f.reason);
         }
