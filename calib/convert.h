@@ -23,8 +23,9 @@ typedef struct qc_convert_item {
     int act_bits;       /* of the matrix's inputs while running; 0 = not quantized. The same in a stage */
     int64_t act_group;  /* as in qc_tensor_info */
     bool carried;       /* the source has the tensor on this very grid: its codes go over bit for bit */
+    bool may_fold;      /* a calibrated run may put scales into it (calib/fold_layer.h) */
     const char *rule;   /* static text: why */
-    uint64_t bytes_out; /* in the output; 0 when not stored */
+    uint64_t bytes_out; /* in the output, without scales; 0 when not stored */
 } qc_convert_item;
 
 typedef struct qc_convert_plan {
@@ -66,8 +67,8 @@ int qc_convert_lint(const qc_convert_plan *plan, const qc_model *model, const ch
                     qc_event_list *findings, qc_err *err) QC_WARN_UNUSED;
 
 /* Tell the writer, which has its metadata and side files, all that will come (journal as in the options), and
- * ask for the size of the output. A writer that counts is then done. QC_E_UNSUPPORTED: what the format can
- * not put together. */
+ * ask for the size of the output. A writer that counts is then done. Without a journal all that may be folded
+ * counts as folded: the output will not be larger. QC_E_UNSUPPORTED: what the format can not put together. */
 int qc_convert_declare(const qc_convert_plan *plan, const qc_model *model, const qc_journal *journal,
                        qc_writer *writer, uint64_t *ret_bytes, qc_err *err) QC_WARN_UNUSED;
 

@@ -335,7 +335,8 @@ int qc_convert_declare(const qc_convert_plan *plan, const qc_model *model, const
         if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)
             continue;
         qc_convert_stored_info(model, item, &stored);
-        if (item->action == QC_ACTION_COPIED && journal && qc_journal_has(journal, stored.name))
+        if (item->action == QC_ACTION_COPIED &&
+            (journal ? qc_journal_has(journal, stored.name) : item->may_fold))
             QC_TRY(qc_convert_folded_info(plan, model, item, &stored, err));
         qc_tensor_use use = qc_convert_use(model, item->tensor);
         QC_TRY(writer->declare(writer, &use, &stored, err));

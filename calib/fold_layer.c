@@ -105,6 +105,27 @@ static const char *obstacle(const qc_fold_layer_job *job, qc_stage site)
     return NULL;
 }
 
+static void mark(const qc_fold_layer_job *job, qc_slot slot, qc_convert_plan *plan)
+{
+    if (qc_slot_present(&job->model->config, job->index, slot))
+        qc_convert_plan_item(plan, qc_model_tensor(job->model, job->index, slot))->may_fold = true;
+}
+
+void qc_layer_fold_mark(const qc_convert_plan *rounded, const qc_model *model,
+                        const bool sites[QC_N_DENSE_STAGES], qc_convert_plan *plan)
+{
+    qc_fold_layer_job job = {.plan = rounded, .model = model};
+    memcpy(job.sites, sites, sizeof job.sites);
+    for (; job.index < (int)model->config.n_layers; job.index++)
+        for (int site = 0; site < QC_N_DENSE_STAGES; site++) {
+            if (obstacle(&job, (qc_stage)site))
+                continue;
+            mark(&job, producers[site].vector, plan);
+            if (stage_of(&job, (qc_stage)site) == QC_STAGE_EXPERT_GATE_UP)
+                mark(&job, QC_SLOT_ROUTER, plan);
+        }
+}
+
 /* ---- statistics ---- */
 
 /* Tokens of a window that belong to the sample: token i * tokens / n_sample of all. */

@@ -39,6 +39,11 @@ typedef struct qc_fold_layer_job {
     int64_t n_windows, length;
 } qc_fold_layer_job;
 
+/* Mark in `plan` what qc_layer_fold_choose may put scales into (norms, biases, routers) when a calibrated run
+ * of the plan `rounded` of the same model scales the inputs of these sites. */
+void qc_layer_fold_mark(const qc_convert_plan *rounded, const qc_model *model,
+                        const bool sites[QC_N_DENSE_STAGES], qc_convert_plan *plan);
+
 /* Choose scales for the sites of a layer, one after the other, by statistics of its inputs. Sites where a
  * matrix stays 16 bit are skipped. Clear with qc_layer_fold_clear, also after a failure. QC_E_INPUT: a value
  * that is not finite (layer and stage named). */

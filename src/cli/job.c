@@ -195,8 +195,7 @@ static int plan_outputs(job *j, qc_err *err)
         o->scale = scale_type(j, o);
         o->carries = is_quantized(j->src) && !r->asks_grid && !o->emit->own_quantize;
         qc_recipe_policy(o->quantize, o->scale, &policy);
-        QC_TRY(qc_convert_plan_make(&j->model, o->carries ? NULL : &policy, o->format, o->emit->type,
-                                    o->events, &o->plan, err));
+        QC_TRY(qc_job_make_plan(j, o, o->carries ? NULL : &policy, o->events, err));
         QC_TRY(qc_job_plan_calibration(j, o, err));
     }
     return QC_OK;

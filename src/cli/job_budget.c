@@ -125,8 +125,7 @@ static int adopt(job *j, output *o, qc_err *err)
     o->quantize = &o->chosen;
     qc_convert_plan_clear(&o->plan);
     qc_recipe_policy(&o->chosen, o->scale, &policy);
-    return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, &j->repeated_events, &o->plan,
-                                err);
+    return qc_job_make_plan(j, o, &policy, &j->repeated_events, err);
 }
 
 static int count_file(job *j, const output *o, uint64_t *ret, qc_err *err)
@@ -217,7 +216,7 @@ int qc_job_plan_budget(job *j, output *o, qc_err *err)
     o->quantize = lead->quantize;
     qc_convert_plan_clear(&o->plan);
     qc_recipe_policy(o->quantize, o->scale, &policy);
-    return qc_convert_plan_make(&j->model, &policy, o->format, o->emit->type, o->events, &o->plan, err);
+    return qc_job_make_plan(j, o, &policy, o->events, err);
 }
 
 void qc_job_close_budget(output *o)

@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "eval.h"
+#include "fold_layer.h"
 #include "job_budget.h"
 #include "main.h"
 #include "measure.h"
@@ -224,6 +225,15 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
 static bool in_layers(const job *j, const qc_convert_item *item)
 {
     return item->action == QC_ACTION_QUANTIZED && j->model.places[item->tensor].layer >= 0;
+}
+
+int qc_job_make_plan(const job *j, output *o, const qc_policy *policy, qc_event_list *events, qc_err *err)
+{
+    bool sites[QC_N_DENSE_STAGES];
+    QC_TRY(qc_convert_plan_make(&j->model, policy, o->format, o->emit->type, events, &o->plan, err));
+    qc_job_fold_options(o->quantize, sites);
+    qc_layer_fold_mark(&j->outputs[o->lead].plan, &j->model, sites, &o->plan);
+    return QC_OK;
 }
 
 int qc_job_plan_calibration(job *j, output *o, qc_err *err)

@@ -13,7 +13,7 @@ bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quanti
 bool qc_job_rounds_by_gptq(const qc_recipe_quantize *quantize);
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *quantize);
 
-/* How channel scales are chosen (method QC_FOLD_NONE: they are not), and for which inputs (zeroed before). */
+/* How channel scales are chosen (method QC_FOLD_NONE: they are not), and for which inputs. */
 qc_fold_options qc_job_fold_options(const qc_recipe_quantize *quantize, bool ret_sites[QC_N_DENSE_STAGES]);
 
 /* Does any output? After qc_job_open_calibration. */
@@ -25,6 +25,10 @@ int qc_job_open_calibration(job *j, qc_err *err) QC_WARN_UNUSED;
 
 /* Compare given statistics, if any, with the digests of the model (source_sha256) and take their own. */
 int qc_job_check_statistics(job *j, qc_err *err) QC_WARN_UNUSED;
+
+/* Make o->plan (cleared) by the policy, with what the run of its lead may put scales into. */
+int qc_job_make_plan(const job *j, output *o, const qc_policy *policy, qc_event_list *events,
+                     qc_err *err) QC_WARN_UNUSED;
 
 /* Give an output its place in a calibrated run (`lead` and `plan` are set); again when its plan has changed.
  */

@@ -293,7 +293,7 @@ static double layer_seconds(const job *j, const output *o, const rates *r, int l
     bool correct =
         qc_job_rounds_by_gptq(o->quantize) && o->quantize->gptq.inputs == 0 && o->quantize->gptq.correct > 0;
     double seconds = (correct ? 2 : 1) * forward_seconds(c, r, layer, j->corpus.n_windows, j->corpus.length);
-    bool sites[QC_N_DENSE_STAGES] = {false};
+    bool sites[QC_N_DENSE_STAGES];
     qc_job_fold_options(o->quantize, sites);
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         double n = (double)qc_stage_width(c, (qc_stage)stage);
@@ -337,7 +337,7 @@ static void sample_spec(const job *j, qc_quant_spec *ret)
 int qc_job_forecast(const job *j, job_forecast *ret, qc_err *err)
 {
     const qc_recipe_quantize *q = j->outputs[0].quantize;
-    bool sites[QC_N_DENSE_STAGES] = {false};
+    bool sites[QC_N_DENSE_STAGES];
     sampler s = {.be = j->be,
                  .gptq = qc_job_gptq_options(q),
                  .fold = qc_job_fold_options(q, sites),

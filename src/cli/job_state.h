@@ -36,7 +36,7 @@ typedef struct output {
     bool carries;   /* the source is quantized and nothing else was asked for: its codes are carried over */
     qc_writer *writer;      /* NULL once published */
     char *final_path;       /* as the artifact is called now; NULL before publishing */
-    uint64_t planned_bytes; /* of the artifact without manifest, before scales are folded into norms */
+    uint64_t planned_bytes; /* of the artifact without manifest, all folded that may be */
     uint64_t n_bytes;
     char sha256[65];
     bool rejected;

@@ -184,6 +184,27 @@ static void expect_same_layer(fixture *f, const qc_layer_fold *fold, const qc_la
     qc_free(x);
 }
 
+/* A plan knows before the run which norms and biases may take scales: those of all sites that were looked at,
+ * and no others. */
+static void expect_marks(fixture *f, const qc_layer_fold *fold, int layer)
+{
+    static const bool all[QC_N_DENSE_STAGES] = {true, true, true, true};
+    static const struct {
+        qc_slot slot;
+        qc_stage site;
+    } norms[] = {{QC_SLOT_ATTN_NORM, QC_STAGE_QKV}, {QC_SLOT_MLP_NORM, QC_STAGE_GATE_UP}};
+    const qc_convert_plan *plan = &f->plan;
+    qc_layer_fold_mark(plan, &f->model, all, &f->plan);
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
+        if (fold->vectors[slot])
+            ck_assert(qc_convert_plan_item(plan, qc_model_tensor(&f->model, layer, (qc_slot)slot))->may_fold);
+    for (int i = 0; i < 2; i++)
+        if (qc_slot_present(&f->model.config, layer, norms[i].slot))
+            ck_assert_int_eq(
+                qc_convert_plan_item(plan, qc_model_tensor(&f->model, layer, norms[i].slot))->may_fold,
+                !fold->records[norms[i].site].skipped);
+}
+
 static int fold_model(const char *name, const qc_fold_options *options, int act_bits)
 {
     fixture f;
@@ -196,6 +217,7 @@ static int fold_model(const char *name, const qc_fold_options *options, int act_
     check(qc_layer_load(&f.model, f.be, 1, &folded, &err), &err);
     check(qc_layer_fold_apply(&fold, &f.model, 1, folded, &err), &err);
     expect_same_layer(&f, &fold, folded, name);
+    expect_marks(&f, &fold, 1);
     qc_layer_free(folded);
     qc_layer_fold_clear(&fold);
     teardown(&f);
@@ -243,6 +265,7 @@ START_TEST(skipped_sites)
         for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
             n += fold.records[stage].skipped != NULL;
         ck_assert_int_eq(n, cases[i].n);
+        expect_marks(&f, &fold, 0);
         for (int k = 0; k < n; k++) {
             ck_assert_ptr_nonnull(strstr(fold.records[cases[i].stages[k]].skipped, "stays 16 bit"));
             ck_assert_ptr_null(fold.in[qc_stage_slots(f.model.config.family, cases[i].stages[k])[0]]);

@@ -44,6 +44,18 @@ def case_size():
         check(0.99 * mb * 1e6 < size <= mb * 1e6, f"{mb} MB asked, {size} bytes written")
 
 
+def case_size_of_every_method():
+    """Norms that scales are folded into are float32 in the file: they count, whether each site is scaled in the end or not."""
+    for method in ("awq", "smoothquant", "awq+gptq"):
+        succeeds(*DEMO_RUN, "--method", method, "--size", "2.9MB", "-o", "a.qpk", "--report", "r.json", "--force")
+        size, expected = os.path.getsize("a.qpk"), budget_of("r.json")["size"]
+        check(0.99 * 2.9e6 < size <= 2.9e6, f"{method}: 2900000 bytes asked, {size} written")
+        norms = [t for t in load("r.json")["tensors"] if t["rule"] == "norm" and "layernorm" in t["name"]]
+        unscaled = sum(2 * t["rows"] * t["cols"] for t in norms)
+        check(len(norms) < 12, f"{method}: no norm was scaled")
+        check(size <= expected <= size + unscaled + 4096, f"{method}: {expected} bytes expected, {size} written, norms {unscaled}")
+
+
 def case_the_printed_recipe_makes_the_same_file():
     ask = ["--bits-average", 5, "--override", "*.layers.1.mlp.down_proj:bits=3,group=16", "--skip", "*.layers.0.*.o_proj",
            "--override", "*.up_proj:group=64"]
