@@ -16,6 +16,9 @@
  * depend on each other, so neither do results depend on it. */
 enum { SLICE_ROWS = 1024 };
 
+/* Rows of one task of what the host does with them. */
+enum { TASK_ROWS = 16 };
+
 /* Damping after a failed factorisation: at least DAMP_FIRST, then doubled, never above DAMP_MAX. */
 static const double DAMP_FIRST = 0.01, DAMP_MAX = 1;
 
@@ -479,7 +482,7 @@ typedef struct slice {
     int64_t n_rows, n_groups;
     const float *w;    /* [n_rows, n] of the caller */
     qc_code_rows rows; /* views of the caller's arrays */
-    float *host;       /* host [R, n] staging */
+    float *host;       /* host [R, n] staging; NULL where the backend has host memory */
     float *target, *error,
         *ordered;           /* backend [R, n]: w and its error by columns, w in the order of rounding */
     uint8_t *ordered_codes; /* host [R, n] */
@@ -492,6 +495,7 @@ typedef struct slice {
     uint8_t *ones;     /* host [R, n], 1: codes under which minima are fitted like scales; NULL likewise */
     bool *best_is_rtn; /* host [R] */
     double *error_rtn, *error_now, *error_best; /* host [R] */
+    qc_quant_stats *row_stats;                  /* host [R] */
 } slice;
 
 static void slice_free(slice *s)
@@ -503,7 +507,7 @@ static void slice_free(slice *s)
             be->free(be, buffers[i]);
     qc_code_rows_free(&s->best);
     void *arrays[] = {s->best_is_rtn, s->error_best, s->host, s->ordered_codes, s->group_of,
-                      s->error_rtn,   s->error_now,  s->ones, s->no_zeros};
+                      s->error_rtn,   s->error_now,  s->ones, s->no_zeros,      s->row_stats};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -514,7 +518,7 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     int64_t n = s->in->n, most = qc_min_i64(n_rows, SLICE_ROWS);
     size_t n_codes = (size_t)(most * n), n_scales = (size_t)(most * s->n_groups);
     bool has_min = qc_grid_has_min(&s->spec->grid);
-    s->host = qc_alloc(n_codes, sizeof *s->host);
+    s->host = be->host_memory ? NULL : qc_alloc(n_codes, sizeof *s->host);
     s->ordered_codes = qc_alloc(n_codes, 1);
     s->group_of = qc_alloc((size_t)n, sizeof *s->group_of);
     s->no_zeros = has_min ? qc_calloc(n_scales, 1) : NULL;
@@ -523,8 +527,10 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     s->error_now = qc_alloc((size_t)most, sizeof *s->error_now);
     s->error_best = qc_alloc((size_t)most, sizeof *s->error_best);
     s->best_is_rtn = qc_alloc((size_t)most, sizeof *s->best_is_rtn);
-    if (!s->host || !s->ordered_codes || !s->group_of || (has_min && (!s->no_zeros || !s->ones)) ||
-        !s->error_rtn || !s->error_now || !s->error_best || !s->best_is_rtn)
+    s->row_stats = qc_alloc((size_t)most, sizeof *s->row_stats);
+    if ((!s->host && !be->host_memory) || !s->ordered_codes || !s->group_of ||
+        (has_min && (!s->no_zeros || !s->ones)) || !s->error_rtn || !s->error_now || !s->error_best ||
+        !s->best_is_rtn || !s->row_stats)
         return qc_fail_nomem(err, "rows in work", n_codes * sizeof *s->host);
     if (has_min)
         memset(s->ones, 1, n_codes);
@@ -539,22 +545,54 @@ static int slice_alloc(slice *s, int64_t n_rows, qc_err *err)
     return QC_OK;
 }
 
-/* dst[n] = what a row shall stand for: dead columns aim at 0, except where there are no data at all. */
-static void target_row(const qc_gptq_input *in, const float *w_row, float *dst)
+/* ---- rows on the host ---- */
+
+/* Row r of the slice; dst[n] is where what is made of it goes, NULL where nothing is. */
+typedef void (*row_fn)(slice *s, int64_t r, float *dst);
+
+typedef struct rows_job {
+    slice *s;
+    row_fn fn;
+    float *dst; /* [R, n] or NULL */
+} rows_job;
+
+static void rows_task(void *ctx, int64_t task, int thread)
 {
+    const rows_job *job = ctx;
+    int64_t end = qc_min_i64(job->s->n_rows, (task + 1) * TASK_ROWS);
+    (void)thread;
+    for (int64_t r = task * TASK_ROWS; r < end; r++)
+        job->fn(job->s, r, job->dst ? job->dst + r * job->s->in->n : NULL);
+}
+
+static void each_row(slice *s, row_fn fn, float *dst)
+{
+    rows_job job = {s, fn, dst};
+    s->in->be->host_tasks(s->in->be, qc_ceil_div(s->n_rows, TASK_ROWS), rows_task, &job);
+}
+
+/* A buffer's rows <- fn. *ret_host (unless NULL): the same in host memory, until the next call. */
+static int put_rows(slice *s, row_fn fn, float *buffer, const float **ret_host, qc_err *err)
+{
+    qc_backend *be = s->in->be;
+    float *host = be->host_memory ? buffer : s->host;
+    each_row(s, fn, host);
+    if (ret_host)
+        *ret_host = host;
+    return be->host_memory ? QC_OK : be->upload(be, buffer, host, s->n_rows * s->in->n, err);
+}
+
+/* What a row shall stand for: dead columns aim at 0, except where there are no data at all. */
+static void target_row(slice *s, int64_t r, float *dst)
+{
+    const qc_gptq_input *in = s->in;
+    const float *w = s->w + r * in->n;
     if (!in->some_dead) {
-        memcpy(dst, w_row, (size_t)in->n * sizeof *dst);
+        memcpy(dst, w, (size_t)in->n * sizeof *dst);
         return;
     }
     for (int64_t c = 0; c < in->n; c++)
-        dst[c] = in->diag[c] > 0 ? w_row[c] : 0;
-}
-
-/* host <- what the rows shall stand for, in the order of columns. */
-static void put_targets(slice *s)
-{
-    for (int64_t r = 0; r < s->n_rows; r++)
-        target_row(s->in, s->w + r * s->in->n, s->host + r * s->in->n);
+        dst[c] = in->diag[c] > 0 ? w[c] : 0;
 }
 
 static int zero_of(const slice *s, int64_t group)
@@ -564,37 +602,69 @@ static int zero_of(const slice *s, int64_t group)
     return s->rows.zeros ? s->rows.zeros[group] : 1 << (s->spec->grid.bits - 1);
 }
 
-/* Take the minima off rows in the order of columns. */
-static void shift(const slice *s, float *rows)
+/* The same less the minima of the groups. */
+static void shifted_row(slice *s, int64_t r, float *dst)
 {
     int64_t n = s->in->n, group = s->spec->grid.group_elems;
-    for (int64_t i = 0; s->rows.mins && i < s->n_rows * n; i++)
-        rows[i] -= s->rows.mins[i / n * s->n_groups + i % n / group];
+    target_row(s, r, dst);
+    for (int64_t g = 0; s->rows.mins && g < s->n_groups; g++) {
+        float min = s->rows.mins[r * s->n_groups + g];
+        for (int64_t c = g * group; c < qc_min_i64(n, (g + 1) * group); c++)
+            dst[c] -= min;
+    }
 }
 
-/* target <- what the rows shall stand for, less their minima. */
-static int put_shifted(slice *s, qc_err *err)
+/* Target less the value of the present codes. */
+static void error_row(slice *s, int64_t r, float *dst)
 {
-    put_targets(s);
-    shift(s, s->host);
-    return s->in->be->upload(s->in->be, s->target, s->host, s->n_rows * s->in->n, err);
+    int64_t n = s->in->n, group = s->spec->grid.group_elems;
+    const uint8_t *codes = s->rows.codes + r * n;
+    shifted_row(s, r, dst);
+    for (int64_t g = 0; g < s->n_groups; g++) {
+        float scale = s->rows.scales[r * s->n_groups + g];
+        int zero = zero_of(s, r * s->n_groups + g);
+        for (int64_t c = g * group; c < qc_min_i64(n, (g + 1) * group); c++)
+            dst[c] -= scale * (float)(codes[c] - zero);
+    }
 }
 
-/* error <- target - value of the present codes, in the order of columns. */
+/* The target less the minima, in the order of rounding. */
+static void ordered_row(slice *s, int64_t r, float *dst)
+{
+    const qc_gptq_input *in = s->in;
+    int64_t group = s->spec->grid.group_elems;
+    const float *w = s->w + r * in->n, *mins = s->rows.mins ? s->rows.mins + r * s->n_groups : NULL;
+    for (int64_t j = 0; j < in->n; j++) {
+        int64_t c = in->order[j];
+        dst[j] = (in->diag[c] > 0 ? w[c] : 0) - (mins ? mins[c / group] : 0);
+    }
+}
+
+/* What minima shall stand for: the target less the scaled codes. */
+static void minimum_row(slice *s, int64_t r, float *dst)
+{
+    int64_t n = s->in->n, group = s->spec->grid.group_elems;
+    const uint8_t *codes = s->rows.codes + r * n;
+    target_row(s, r, dst);
+    for (int64_t g = 0; g < s->n_groups; g++) {
+        float scale = s->rows.scales[r * s->n_groups + g];
+        for (int64_t c = g * group; c < qc_min_i64(n, (g + 1) * group); c++)
+            dst[c] -= scale * (float)codes[c];
+    }
+}
+
+/* Codes in the order of rounding to that of columns. */
+static void place_codes(slice *s, int64_t r, float *dst)
+{
+    int64_t n = s->in->n;
+    (void)dst;
+    for (int64_t j = 0; j < n; j++)
+        s->rows.codes[r * n + s->in->order[j]] = s->ordered_codes[r * n + j];
+}
+
 static int put_errors(slice *s, qc_err *err)
 {
-    int64_t n = s->in->n, group = s->spec->grid.group_elems;
-    put_targets(s);
-    shift(s, s->host);
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t g = 0; g < s->n_groups; g++) {
-            float scale = s->rows.scales[r * s->n_groups + g];
-            int zero = zero_of(s, r * s->n_groups + g);
-            int64_t end = r * n + qc_min_i64(n, (g + 1) * group);
-            for (int64_t i = r * n + g * group; i < end; i++)
-                s->host[i] -= scale * (float)(s->rows.codes[i] - zero);
-        }
-    return s->in->be->upload(s->in->be, s->error, s->host, s->n_rows * n, err);
+    return put_rows(s, error_row, s->error, NULL, err);
 }
 
 static int measure(slice *s, const float *e, double *ret, qc_err *err)
@@ -606,11 +676,10 @@ static int measure(slice *s, const float *e, double *ret, qc_err *err)
 static int round_to_nearest(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    int64_t n = in->n;
-    put_targets(s);
-    QC_TRY(in->be->upload(in->be, s->target, s->host, s->n_rows * n, err));
-    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, n, s->spec, in->no_data ? NULL : in->diag, &s->rows, stats,
-                       err));
+    const float *targets;
+    QC_TRY(put_rows(s, target_row, s->target, &targets, err));
+    QC_TRY(qc_rtn_rows(in->be, targets, s->n_rows, in->n, s->spec, in->no_data ? NULL : in->diag, &s->rows,
+                       stats, err));
     QC_TRY(put_errors(s, err));
     return measure(s, s->error, s->error_rtn, err);
 }
@@ -626,42 +695,26 @@ static qc_round_rows rows_in_work(slice *s)
                            .zeros = s->no_zeros ? s->no_zeros : s->rows.zeros};
 }
 
-/* The targets, less their minima, in the order of rounding. */
-static int put_ordered(slice *s, qc_err *err)
-{
-    qc_gptq_input *in = s->in;
-    int64_t n = in->n, group = s->spec->grid.group_elems;
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t j = 0; j < n; j++) {
-            int64_t c = in->order[j];
-            float min = s->rows.mins ? s->rows.mins[r * s->n_groups + c / group] : 0;
-            s->host[r * n + j] = (in->diag[c] > 0 ? s->w[r * n + c] : 0) - min;
-        }
-    return in->be->upload(in->be, s->ordered, s->host, s->n_rows * n, err);
-}
-
 /* A grid for the GPTQ passes by a search of its own, and the targets in the order of rounding. */
 static int prepare_passes(slice *s, qc_quant_stats *stats, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    put_targets(s);
-    QC_TRY(qc_rtn_rows(in->be, s->host, s->n_rows, in->n, s->spec, in->weight, &s->rows, stats, err));
-    return put_ordered(s, err);
+    const float *targets;
+    QC_TRY(put_rows(s, target_row, s->target, &targets, err));
+    QC_TRY(qc_rtn_rows(in->be, targets, s->n_rows, in->n, s->spec, in->weight, &s->rows, stats, err));
+    return put_rows(s, ordered_row, s->ordered, NULL, err);
 }
 
 /* A GPTQ pass with the present scales: columns in their order, each error fed forward to later ones. */
 static int pass(slice *s, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    int64_t n = in->n;
     qc_round_rows rows = rows_in_work(s);
     rows.target = s->ordered;
     rows.codes = s->ordered_codes;
     rows.group_of = s->group_of;
     QC_TRY(in->be->round_forward(in->be, in->factor, &s->grid, &rows, err));
-    for (int64_t r = 0; r < s->n_rows; r++)
-        for (int64_t j = 0; j < n; j++)
-            s->rows.codes[r * n + in->order[j]] = s->ordered_codes[r * n + j];
+    each_row(s, place_codes, NULL);
     QC_TRY(put_errors(s, err));
     return measure(s, s->error, s->error_now, err);
 }
@@ -672,7 +725,7 @@ static int descend(slice *s, int64_t n_sweeps, bool refit, qc_err *err)
     qc_gptq_input *in = s->in;
     qc_round_rows rows = rows_in_work(s);
     if (s->rows.mins)
-        QC_TRY(put_shifted(s, err));
+        QC_TRY(put_rows(s, shifted_row, s->target, NULL, err));
     return in->be->descend(in->be, in->h, in->inv_diag, &s->grid, &rows, n_sweeps, refit, err);
 }
 
@@ -681,12 +734,8 @@ static int descend(slice *s, int64_t n_sweeps, bool refit, qc_err *err)
 static int refit_minima(slice *s, qc_err *err)
 {
     qc_gptq_input *in = s->in;
-    int64_t n = in->n, group = s->spec->grid.group_elems;
     QC_TRY(put_errors(s, err));
-    put_targets(s);
-    for (int64_t i = 0; i < s->n_rows * n; i++)
-        s->host[i] -= s->rows.scales[i / n * s->n_groups + i % n / group] * (float)s->rows.codes[i];
-    QC_TRY(in->be->upload(in->be, s->target, s->host, s->n_rows * n, err));
+    QC_TRY(put_rows(s, minimum_row, s->target, NULL, err));
     qc_round_rows rows = rows_in_work(s);
     rows.codes = s->ones;
     rows.scales = s->rows.mins;
@@ -734,19 +783,31 @@ static void copy_row(const slice *s, qc_code_rows *dst, const qc_code_rows *src,
     qc_code_rows_copy(dst, r, src, r, &s->spec->grid, s->in->n);
 }
 
-/* Per row, the best so far and the present codes both become the better of the two. An error that is not a
- * number is never better. */
+/* The best so far and the present codes both become the better of the two. An error that is not a number is
+ * never better. */
+static void keep_better_row(slice *s, int64_t r, float *dst)
+{
+    (void)dst;
+    if (s->error_now[r] <= s->error_best[r]) {
+        copy_row(s, &s->best, &s->rows, r);
+        s->error_best[r] = s->error_now[r];
+        s->best_is_rtn[r] = false;
+    } else
+        copy_row(s, &s->rows, &s->best, r);
+}
+
 static void keep_better(slice *s)
 {
-    for (int64_t r = 0; r < s->n_rows; r++) {
-        bool better = s->error_now[r] <= s->error_best[r];
-        if (better) {
-            copy_row(s, &s->best, &s->rows, r);
-            s->error_best[r] = s->error_now[r];
-            s->best_is_rtn[r] = false;
-        } else
-            copy_row(s, &s->rows, &s->best, r);
-    }
+    each_row(s, keep_better_row, NULL);
+}
+
+/* What there is to begin with. */
+static void keep_rtn_row(slice *s, int64_t r, float *dst)
+{
+    (void)dst;
+    copy_row(s, &s->best, &s->rows, r);
+    s->error_best[r] = s->error_rtn[r];
+    s->best_is_rtn[r] = true;
 }
 
 static double sum_of(const double *x, int64_t n)
@@ -766,7 +827,7 @@ static int solve(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *e
         keep_better(s);
         QC_TRY(refit(s, err));
         if (s->rows.mins)
-            QC_TRY(put_ordered(s, err));
+            QC_TRY(put_rows(s, ordered_row, s->ordered, NULL, err));
         QC_TRY(pass(s, err));
     }
     keep_better(s);
@@ -780,8 +841,10 @@ static int solve(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *e
 /* Nothing leaves that a reader could not decode. */
 static int check_rows(const slice *s, qc_err *err)
 {
-    int most = (1 << s->spec->grid.bits) - 1;
+    int most = (1 << s->spec->grid.bits) - 1, all = 0;
     for (int64_t i = 0; i < s->n_rows * s->in->n; i++)
+        all |= s->rows.codes[i];
+    for (int64_t i = 0; all > most; i++)
         if (s->rows.codes[i] > most)
             return qc_fail(err, QC_E_INPUT, "code %d at row %lld, column %lld, expected at most %d",
                            s->rows.codes[i], (long long)(i / s->in->n), (long long)(i % s->in->n), most);
@@ -794,13 +857,14 @@ static int check_rows(const slice *s, qc_err *err)
     return QC_OK;
 }
 
-/* Sums of a row in the conventions of quantize_rows; target[n] is what it stands for. */
-static void add_row_stats(const slice *s, int64_t r, const float *target, qc_quant_stats *stats)
+/* row_stats[r] <- sums in the conventions of quantize_rows; dst is scratch. */
+static void sum_row(slice *s, int64_t r, float *dst)
 {
     const qc_gptq_input *in = s->in;
     int64_t group = s->spec->grid.group_elems;
     int most = (1 << s->spec->grid.bits) - 1;
-    double sq_error = 0, sq_weight = 0;
+    qc_quant_stats sums = {0};
+    target_row(s, r, dst);
     for (int64_t g = 0; g < s->n_groups; g++) {
         double scale = (double)s->rows.scales[r * s->n_groups + g];
         int zero = zero_of(s, r * s->n_groups + g);
@@ -809,26 +873,21 @@ static void add_row_stats(const slice *s, int64_t r, const float *target, qc_qua
         double low = fmin(one, other), high = fmax(one, other);
         int64_t end = qc_min_i64(in->n, (g + 1) * group);
         for (int64_t c = g * group; c < end; c++) {
-            double w = (double)target[c], h = in->no_data ? 1 : (double)in->diag[c];
+            double w = (double)dst[c], h = in->no_data ? 1 : (double)in->diag[c];
             double e = w - scale * (s->rows.codes[r * in->n + c] - zero) - min;
-            sq_error += h * e * e;
-            sq_weight += h * w * w;
-            stats->n_clipped += (w < low) | (w > high);
+            sums.sq_error += h * e * e;
+            sums.sq_weight += h * w * w;
+            sums.n_clipped += (w < low) | (w > high);
         }
     }
-    stats->sq_error += sq_error;
-    stats->sq_weight += sq_weight;
+    s->row_stats[r] = sums;
 }
 
 static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_err *err)
 {
     qc_quant_stats grids = {0}; /* only its counts of groups are used */
     QC_TRY(round_to_nearest(s, &grids, err));
-    for (int64_t r = 0; r < s->n_rows; r++) {
-        copy_row(s, &s->best, &s->rows, r);
-        s->error_best[r] = s->error_rtn[r];
-        s->best_is_rtn[r] = true;
-    }
+    each_row(s, keep_rtn_row, NULL);
     if (s->in->factor) {
         grids = (qc_quant_stats){0};
         QC_TRY(solve(s, &grids, ret, err));
@@ -837,9 +896,12 @@ static int run_slice(slice *s, qc_quant_stats *stats, qc_gptq_result *ret, qc_er
     QC_TRY(check_rows(s, err));
     ret->error += sum_of(s->error_best, s->n_rows);
     ret->error_rtn += sum_of(s->error_rtn, s->n_rows);
-    put_targets(s);
-    for (int64_t r = 0; r < s->n_rows; r++)
-        add_row_stats(s, r, s->host + r * s->in->n, stats);
+    each_row(s, sum_row, s->host ? s->host : s->error);
+    for (int64_t r = 0; r < s->n_rows; r++) {
+        stats->sq_error += s->row_stats[r].sq_error;
+        stats->sq_weight += s->row_stats[r].sq_weight;
+        stats->n_clipped += s->row_stats[r].n_clipped;
+    }
     stats->n_zero_groups += grids.n_zero_groups;
     stats->n_small_scale += grids.n_small_scale;
     stats->n_large_scale += grids.n_large_scale;

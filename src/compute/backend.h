@@ -152,6 +152,9 @@ struct qc_backend {
                          const qc_quant_spec *spec, const float *col_weight, qc_code_rows *rows,
                          qc_quant_stats *stats, qc_err *err);
 
+    /* Tasks of the caller's on the threads that work for the backend, as qc_pool_run. */
+    void (*host_tasks)(qc_backend *be, int64_t n_tasks, qc_task_fn fn, void *ctx);
+
     /* ---- calibration and rounding by second order statistics; h and e as in docs/methods/gptq.md ---- */
 
     /* b NULL: lower triangle (column <= row) of h[M, M] += alpha a[T, M]^T a[T, M]; the rest of h is left

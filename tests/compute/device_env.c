@@ -263,6 +263,12 @@ static int wrap_descend(qc_backend *be, const float *h, const float *inv, const 
     return CALL(o, descend, dh, di, grid, &d, n_sweeps, refit, err);
 }
 
+static void wrap_host_tasks(qc_backend *be, int64_t n_tasks, qc_task_fn fn, void *ctx)
+{
+    wrapper *w = (wrapper *)be;
+    w->device->host_tasks(w->device, n_tasks, fn, ctx);
+}
+
 static int wrap_hessian_error(qc_backend *be, const float *h, const float *e, int64_t n_rows, int64_t n,
                               double *ret, qc_err *err)
 {
@@ -342,6 +348,7 @@ qc_backend *device_env_new(qc_pool *pool, qc_compute compute)
         .scale = wrap_scale,
         .score = wrap_score,
         .quantize_rows = wrap_quantize_rows,
+        .host_tasks = wrap_host_tasks,
         .gram = wrap_gram,
         .mirror = wrap_mirror,
         .column_stats = wrap_column_stats,

@@ -224,6 +224,11 @@ static int cpu_quantize_rows(qc_backend *be, const float *w, int64_t n_rows, int
     return QC_OK;
 }
 
+static void cpu_host_tasks(qc_backend *be, int64_t n_tasks, qc_task_fn fn, void *ctx)
+{
+    qc_pool_run(((qc_cpu_backend *)be)->pool, n_tasks, fn, ctx);
+}
+
 static void cpu_describe(qc_backend *be, qc_device_info *ret)
 {
     const qc_cpu_backend *cb = (const qc_cpu_backend *)be;
@@ -269,6 +274,7 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
         .scale = cpu_scale,
         .score = qc_cpu_score,
         .quantize_rows = cpu_quantize_rows,
+        .host_tasks = cpu_host_tasks,
         .gram = qc_cpu_gram,
         .mirror = qc_cpu_mirror,
         .column_stats = qc_cpu_column_stats,

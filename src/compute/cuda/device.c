@@ -254,6 +254,11 @@ static int open_device(qc_cuda_backend *cb, int index, qc_err *err)
     return qc_cuda_check_blas(cb, cb->api.cublasSetStream_v2(cb->blas, cb->stream), "cublasSetStream", err);
 }
 
+static void cuda_host_tasks(qc_backend *be, int64_t n_tasks, qc_task_fn fn, void *ctx)
+{
+    qc_pool_run(((qc_cuda_backend *)be)->pool, n_tasks, fn, ctx);
+}
+
 static void cuda_close(qc_backend *be)
 {
     qc_cuda_backend *cb = (qc_cuda_backend *)be;
@@ -314,6 +319,7 @@ int qc_backend_cuda_new(qc_pool *pool, qc_compute compute, int index, const char
         .weight_load = qc_cuda_weight_load,
         .weight_free = qc_cuda_weight_free,
         .linear = qc_cuda_linear,
+        .host_tasks = cuda_host_tasks,
         .gram = qc_cuda_gram,
         .factor = qc_cuda_factor,
         .factor_solve = qc_cuda_factor_solve,
