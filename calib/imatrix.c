@@ -206,7 +206,7 @@ static int read_matrix(const qc_gguf_file *g, int layer, qc_slot slot, int64_t n
     for (int64_t i = 0; i < n; i++)
         if (!(sums[i] >= 0 && sums[i] <= 3.4e38f))
             return broken(g, name, err);
-    if (!(*count >= 0 && *count <= 1e18f))
+    if (!(*count == 0 || (*count >= 1 && *count <= 1e18f)))
         return broken(g, name, err);
     if (*count == 0)
         return QC_OK;
@@ -214,7 +214,7 @@ static int read_matrix(const qc_gguf_file *g, int layer, qc_slot slot, int64_t n
     if (!*ret)
         return qc_fail_nomem(err, g->path, (unsigned long long)n * sizeof **ret);
     qc_stats_weights_of_sums(sums, n, (double)*count, *ret);
-    *ret_tokens = *count < 1 ? 1 : (int64_t)*count;
+    *ret_tokens = (int64_t)*count;
     return QC_OK;
 }
 

@@ -416,8 +416,8 @@ static bool parse_grid(const uint8_t *p, entry *e)
     e->n_cols = (int64_t)get_le(p + 16, 8);
     e->n_rows = (int64_t)get_le(p + 24, 8);
     int64_t n_bytes = (int64_t)e->n_bytes;
-    if (e->grid.bits < 2 || e->grid.bits > 8 || e->grid.group_elems < 1 || e->n_cols < 1 || e->n_rows < 1 ||
-        e->n_cols > n_bytes * 8 || e->n_rows > n_bytes)
+    if (e->grid.bits < 2 || e->grid.bits > 8 || e->grid.group_elems < 1 || e->grid.group_elems > INT32_MAX ||
+        e->n_cols < 1 || e->n_rows < 1 || e->n_cols > n_bytes * 8 || e->n_rows > n_bytes)
         return false;
     int64_t stride = row_bytes(e);
     return e->n_rows <= n_bytes / stride && e->n_rows * stride + GRID_BYTES == n_bytes;

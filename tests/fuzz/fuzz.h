@@ -19,4 +19,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
         }                                                                                                    \
     } while (0)
 
+/* The bytes as a file whose name has this ending; the path is valid, and the file there, until the next call.
+ */
+const char *fuzz_file(const char *ending, const uint8_t *data, size_t n_bytes);
+
+/* A little-endian number in a field of n_bytes bytes. */
+static inline void fuzz_put(uint8_t *p, uint64_t value, int n_bytes)
+{
+    for (int i = 0; i < n_bytes; i++)
+        p[i] = (uint8_t)(value >> (8 * i));
+}
+
 #endif
