@@ -2,9 +2,11 @@
 
 #include "qc_alloc.h"
 #include "qc_file.h"
+#include "qc_fp.h"
 #include "qc_math.h"
 #include "qc_time.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -99,10 +101,23 @@ static int embed_all(qc_pipeline *p, qc_err *err)
     return QC_OK;
 }
 
-/* A layer's weights or its inputs were broken: say where, not just that the end is no number. */
-static int check_stream(qc_pipeline *p, const qc_stream *s, int layer, qc_err *err)
+static float largest_abs(const float *x, int64_t n, float most)
 {
+    for (int64_t i = 0; i < n; i++) {
+        float a = fabsf(x[i]);
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+/* The stream behind a layer. Its weights or inputs were broken: say where, not just that the end is no
+ * number. What is finite here may not be where an engine keeps activations in float16: a note. */
+static int check_stream(qc_layer_job *j, qc_err *err)
+{
+    qc_pipeline *p = j->p;
+    const qc_stream *s = &p->x;
     int64_t n = p->corpus->length, bad;
+    float most = 0;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
         const float *x = s->data + i * n * s->hidden;
         if (!s->data) {
@@ -111,14 +126,22 @@ static int check_stream(qc_pipeline *p, const qc_stream *s, int layer, qc_err *e
         }
         if ((bad = qc_first_nonfinite(x, n * s->hidden)) >= 0) {
             char why[QC_ERR_MSG_BYTES];
-            qc_model_blame_nonfinite(p->model, layer, why);
+            qc_model_blame_nonfinite(p->model, j->index, why);
             return qc_fail(
                 err, QC_E_INPUT,
                 "%s: layer %d gives a value that is not finite (calibration window %lld, token %lld)%s",
-                p->model->src->path, layer, (long long)i, (long long)(bad / s->hidden), why);
+                p->model->src->path, j->index, (long long)i, (long long)(bad / s->hidden), why);
         }
+        most = largest_abs(x, n * s->hidden, most);
     }
-    return QC_OK;
+    char subject[32];
+    snprintf(subject, sizeof subject, "layer %d", j->index);
+    return most <= QC_F16_MAX
+               ? QC_OK
+               : qc_event_add(&j->record.events, QC_EVENT_NOTE, "f16_range", subject, 1, err,
+                              "its output reaches %.4g: an engine that keeps activations in float16, which "
+                              "ends at 65504, overflows",
+                              (double)most);
 }
 
 int qc_pipeline_advance(qc_pipeline *p, double work, qc_err *err)
@@ -652,7 +675,7 @@ static int quantize_layer(qc_layer_job *j, qc_err *err)
             QC_TRY(run_stage(j, (qc_stage)stage, err));
     if (j->p->model->config.layer_sparse[j->index])
         QC_TRY(qc_layer_run_experts(j, err));
-    QC_TRY(check_stream(j->p, &j->p->x, j->index, err));
+    QC_TRY(check_stream(j, err));
     return finish_record(j, err);
 }
 

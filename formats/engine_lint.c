@@ -1,13 +1,12 @@
 #include "engine_lint.h"
 
 #include "qc_alloc.h"
+#include "qc_fp.h"
 
 #include <math.h>
 #include <string.h>
 
 const char qc_engine_names[] = "vllm|transformers|llama.cpp|onnxruntime";
-
-#define MAX_F16 65504.0f
 
 typedef struct lint {
     const char *engine;
@@ -183,7 +182,7 @@ static int check_f16_range(const lint *l, qc_err *err)
         for (int64_t r = 0; r < rows && rc == QC_OK && !over; r++) {
             rc = src->read_rows(src, i, r, 1, row, err);
             for (int64_t c = 0; c < cols && rc == QC_OK; c++)
-                over = over || fabsf(row[c]) > MAX_F16;
+                over = over || fabsf(row[c]) > QC_F16_MAX;
             src->release(src, i, r, 1);
         }
         qc_free(row);

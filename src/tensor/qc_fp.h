@@ -7,6 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
+/* The largest finite float16. */
+#define QC_F16_MAX 65504.0f
+
 static inline uint32_t qc_f32_bits(float x)
 {
     uint32_t u;

@@ -384,6 +384,36 @@ static void expect_h_of_folded_inputs(fixture *f, const qc_journal *journal, con
     qc_layer_record_clear(&record);
 }
 
+/* Trouble case N-7: an output beyond float16 is computed with, and the layer named. */
+START_TEST(beyond_float16)
+{
+    char path[64], *text = NULL;
+    fixture f;
+    qc_err err = {0};
+    qc_policy policy = policy_of(4, 0);
+    qc_pipeline_options options = {.gptq = true, .gptq_options = qc_gptq_defaults()};
+    qc_layer_record record;
+    mem_source *m = mem_tiny("qwen3");
+    mem_scale_all(m, "layers.1.mlp.down_proj.weight", 1e8f, 0);
+    snprintf(path, sizeof path, "/tmp/qc-fold-%ld", (long)getpid());
+    setup(&f, m, &policy, 0);
+    qc_journal *journal = run_pipeline(&f, path, &options);
+    for (int layer = 0; layer < 2; layer++) {
+        check(qc_journal_read_text(journal, layer ? "layer.1" : "layer.0", &text, &err), &err);
+        check(qc_layer_record_parse(text, &record, &err), &err);
+        int n = 0;
+        for (int64_t i = 0; i < record.events.n_events; i++)
+            n += strcmp(record.events.events[i].kind, "f16_range") == 0 &&
+                 strcmp(record.events.events[i].subject, "layer 1") == 0;
+        ck_assert_int_eq(n, layer);
+        qc_layer_record_clear(&record);
+        qc_free(text);
+    }
+    qc_journal_remove(journal);
+    teardown(&f);
+}
+END_TEST
+
 /* Embeddings with channels of unlike size. */
 static mem_source *uneven_model(void)
 {
@@ -472,11 +502,9 @@ END_TEST
 int main(void)
 {
     const test_case cases[] = {
-        {"nothing_changes", folds_change_nothing},
-        {"skipped", skipped_sites},
-        {"pipeline", statistics_see_folded_inputs},
-        {"resumed", resumed},
-        {NULL, NULL},
+        {"nothing_changes", folds_change_nothing},  {"skipped", skipped_sites},
+        {"pipeline", statistics_see_folded_inputs}, {"resumed", resumed},
+        {"beyond_float16", beyond_float16},         {NULL, NULL},
     };
     return run_tests("fold_layer", cases);
 }
