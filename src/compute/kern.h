@@ -64,6 +64,10 @@ typedef struct qc_kern {
      * i]; n <= nr. */
     void (*unpack)(float *dst, int64_t ldd, const float *src, int64_t n, int64_t k, float alpha);
 
+    /* total[nr] += weight * sum over j < k of a[j, nr] b[j, nr]: products in double, where they are exact
+     * (weight is a power of 2), added in the order of j. */
+    void (*add_dots)(double *total, const float *a, const float *b, int64_t k, double weight);
+
     /* One row: y = x / sqrt(mean(x^2) + eps) * (gain + gain_offset); y may be x. */
     void (*rms_norm)(float *y, const float *x, const float *gain, float gain_offset, int64_t dim, float eps);
     /* One head of one token, x[2 * half] in place: pairs (i, i + half). */

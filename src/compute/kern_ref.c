@@ -206,6 +206,12 @@ static void round_part_ref(const qc_round_part *part)
     }
 }
 
+static void add_dots_ref(double *total, const float *a, const float *b, int64_t k, double weight)
+{
+    for (int64_t i = 0; i < k * NR_REF; i++)
+        total[i % NR_REF] += weight * (double)a[i] * (double)b[i];
+}
+
 void qc_kern_init_ref(qc_kern *kern)
 {
     *kern = (qc_kern){
@@ -216,6 +222,7 @@ void qc_kern_init_ref(qc_kern *kern)
         .gemm = gemm_ref,
         .pack = pack_ref,
         .unpack = unpack_ref,
+        .add_dots = add_dots_ref,
         .rms_norm = rms_norm_ref,
         .rope = rope_ref,
         .gated_act = gated_act_ref,

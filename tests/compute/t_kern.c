@@ -105,6 +105,31 @@ START_TEST(pack)
 }
 END_TEST
 
+/* Every instruction set adds the same products in the same order. */
+START_TEST(dots)
+{
+    enum { K = 37 };
+    qc_rng rng;
+    qc_rng_seed(&rng, 9);
+    static float a[K * QC_KERN_MAX_NR], b[K * QC_KERN_MAX_NR];
+    for (int i = 0; i < K * QC_KERN_MAX_NR; i++) {
+        a[i] = (float)qc_rng_normal(&rng);
+        b[i] = (float)(1e3 * qc_rng_normal(&rng));
+    }
+    for (int m = 0; m < N_MASKS; m++) {
+        qc_kern k = kern_of(m);
+        double got[QC_KERN_MAX_NR] = {0}, want[QC_KERN_MAX_NR] = {0};
+        for (int part = 0; part < 2; part++) {
+            int first = part ? 11 : 0, n = part ? K - 11 : 11;
+            k.add_dots(got, a + first * k.nr, b + first * k.nr, n, part + 1);
+            for (int i = first * k.nr; i < (first + n) * k.nr; i++)
+                want[i % k.nr] += (part + 1) * ((double)a[i] * (double)b[i]);
+        }
+        ck_assert_mem_eq(got, want, (size_t)k.nr * sizeof *got);
+    }
+}
+END_TEST
+
 /* Blocks in turn, with rising and falling maxima, against float64 over the whole row. */
 START_TEST(softmax_in_blocks)
 {
@@ -157,8 +182,13 @@ END_TEST
 int main(void)
 {
     const test_case cases[] = {
-        {"exp_within_one_ulp", exp_within_one_ulp}, {"tanh_relative", tanh_relative},         {"pack", pack},
-        {"softmax_in_blocks", softmax_in_blocks},   {"softmax_keeps_nan", softmax_keeps_nan}, {NULL, NULL},
+        {"exp_within_one_ulp", exp_within_one_ulp},
+        {"tanh_relative", tanh_relative},
+        {"pack", pack},
+        {"dots", dots},
+        {"softmax_in_blocks", softmax_in_blocks},
+        {"softmax_keeps_nan", softmax_keeps_nan},
+        {NULL, NULL},
     };
     return run_tests("kern", cases);
 }

@@ -7,7 +7,7 @@ import time
 from e2e import DEMO, QCONVERT, SOURCE_ROOT, check, main, same, sha256, succeeds
 
 TEXT = os.path.join(SOURCE_ROOT, "tests", "data", "text", "austen-calib.txt")
-GPTQ = ("--method", "gptq", "--calib", TEXT, "--calib-windows", "2", "--calib-length", "64", "--no-verify")
+CALIB = ("--calib", TEXT, "--calib-windows", "2", "--calib-length", "64", "--no-verify")
 JOURNAL = "a.qpk.journal"
 
 
@@ -15,15 +15,16 @@ def files():
     return sorted(os.listdir("."))
 
 
-def case_killed():  # O-1, O-3, O-5
-    """SIGKILL at 20 random instants: nothing but the journal is there, and the end is the same."""
+def killed(method, n_kills):
+    """SIGKILL at random instants: nothing but the journal is there, and the end is the same."""
+    flags = ("--method", method, *CALIB)
     rng, kills, seconds = random.Random(4), 0, time.monotonic()
-    succeeds(DEMO, "-o", "a.qpk", *GPTQ)
+    succeeds(DEMO, "-o", "a.qpk", *flags)
     seconds = time.monotonic() - seconds
     want = sha256("a.qpk")
     os.remove("a.qpk")
-    while kills < 20:
-        p = subprocess.Popen([QCONVERT, DEMO, "-o", "a.qpk", *GPTQ, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while kills < n_kills:
+        p = subprocess.Popen([QCONVERT, DEMO, "-o", "a.qpk", *flags, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0, 0.6 * seconds))
         p.kill()
         p.wait(timeout=60)
@@ -36,9 +37,18 @@ def case_killed():  # O-1, O-3, O-5
             same(sha256("a.qpk"), want, "bytes of a file that is there")
             os.remove("a.qpk")
         check(all(n == JOURNAL or n.startswith(".a.qpk.tmp-") for n in files()), f"files after a kill: {files()}")
-    succeeds(DEMO, "-o", "a.qpk", *GPTQ, "--resume")
+    succeeds(DEMO, "-o", "a.qpk", *flags, "--resume")
     same(sha256("a.qpk"), want, "bytes after all kills")
     same(files(), ["a.qpk"], "files")
+
+
+def case_killed():  # O-1, O-3, O-5
+    killed("gptq", 20)
+
+
+def case_killed_with_folded_norms():
+    killed("awq+gptq", 5)
+    killed("smoothquant", 5)
 
 
 main(globals())

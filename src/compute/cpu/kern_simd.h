@@ -572,6 +572,19 @@ static void round_part_simd(const qc_round_part *part)
         round_columns(part, false);
 }
 
+/* The sums stay in vectors of the compiler's choice. */
+static void add_dots_simd(double *total, const float *a, const float *b, int64_t k, double weight)
+{
+    double sum[NR];
+    for (int r = 0; r < NR; r++)
+        sum[r] = total[r];
+    for (int64_t j = 0; j < k; j++, a += NR, b += NR)
+        for (int r = 0; r < NR; r++)
+            sum[r] += weight * (double)a[r] * (double)b[r];
+    for (int r = 0; r < NR; r++)
+        total[r] = sum[r];
+}
+
 static void kern_slots(qc_kern *kern, const char *name)
 {
     kern->name = name;
@@ -581,6 +594,7 @@ static void kern_slots(qc_kern *kern, const char *name)
     kern->gemm = gemm_simd;
     kern->pack = pack_simd;
     kern->unpack = unpack_simd;
+    kern->add_dots = add_dots_simd;
     kern->rms_norm = rms_norm_simd;
     kern->rope = rope_simd;
     kern->gated_act = gated_act_simd;

@@ -273,12 +273,8 @@ static void fit_sums(const round_job *job, const panel_set *s, int64_t panel, co
     job->kern->gemm(s->fit, nr, job->c + at * (job->n + 1), job->n, steps, g->n, nr, g->n, false);
     for (int64_t r = 0; r < nr; r++)
         num[r] = den[r] = 0;
-    for (int64_t i = 0; i < g->n; i++)
-        for (int64_t r = 0; r < nr; r++) {
-            double step = (double)steps[i * nr + r];
-            num[r] += step * (double)sum[i * nr + r];
-            den[r] += step * (double)s->fit[i * nr + r];
-        }
+    job->kern->add_dots(num, steps, sum, g->n, 1);
+    job->kern->add_dots(den, steps, s->fit, g->n, 1);
 }
 
 /* The scale that is best for the codes of a group, if it lowers the error; else the present one. */
@@ -383,10 +379,8 @@ static void add_products(const round_job *job, const panel_set *s, int64_t j0, i
 {
     int64_t nr = job->kern->nr;
     for (int64_t p = 0; p < s->n_panels; p++)
-        for (int64_t j = 0; j < m; j++)
-            for (int64_t r = 0; r < nr; r++)
-                total[p * nr + r] += weight * (double)s->error[(p * job->n + j0 + j) * nr + r] *
-                                     (double)s->sum[(p * job->block + j) * nr + r];
+        job->kern->add_dots(total + p * nr, s->error + (p * job->n + j0) * nr, s->sum + p * job->block * nr,
+                            m, weight);
 }
 
 /* h is symmetric: what lies below its blocks on the diagonal counts twice. */
