@@ -1,5 +1,6 @@
-/* Speed of the GPTQ solve with its defaults: bench_gptq [threads [mask]]. Gflop/s count the products that docs/methods/gptq.md
- * names, 7.5 rows n^2 multiply-adds a matrix; the sum tells whether two builds give the same codes. */
+/* Speed of the GPTQ solve with its defaults: bench_gptq [threads [mask]]. Gflop/s count the products that
+ * docs/methods/gptq.md names, 7.5 rows n^2 multiply-adds a matrix; the sum tells whether two builds give the
+ * same codes. */
 #include "gptq.h"
 #include "qc_alloc.h"
 #include "qc_cpu.h"
