@@ -43,6 +43,7 @@ typedef struct fold_work {
     double *act_error;                      /* [n_sample] */
     float *x_mean, *x_max, *w_mean, *w_max; /* [n_scales] by channel of the producer */
     float *trial, *trial_gain;              /* [n_scales] */
+    float *by_column;                       /* [n_cols] scales or their inverses */
 } fold_work;
 
 qc_fold_options qc_fold_defaults(qc_fold_method method)
@@ -122,11 +123,13 @@ static void scan_rows(const float *w, int64_t n_rows, int64_t n, int64_t group, 
         for (int64_t g = 0; g < n; g += group) {
             int64_t end = qc_min_i64(g + group, n);
             float largest = 0;
-            for (int64_t c = g; c < end; c++)
-                largest = fmaxf(largest, fabsf(w[r * n + c]));
             for (int64_t c = g; c < end; c++) {
                 float a = fabsf(w[r * n + c]);
-                max_abs[c] = fmaxf(max_abs[c], a);
+                largest = a > largest ? a : largest;
+            }
+            for (int64_t c = g; c < end; c++) {
+                float a = fabsf(w[r * n + c]);
+                max_abs[c] = a > max_abs[c] ? a : max_abs[c];
                 sum_share[c] += largest > 0 ? (double)(a / largest) : 0;
             }
         }
@@ -250,15 +253,24 @@ static bool candidate(fold_work *f, int64_t i, char label[32])
 
 /* ---- losses ---- */
 
+/* by_column = the scale of each column. */
+static void spread(fold_work *f, const float *s)
+{
+    for (int64_t j = 0; j < f->site->n_cols; j++)
+        f->by_column[j] = s[channel(f->site, j)];
+}
+
 /* h_scaled = diag(1/s) H diag(1/s) */
 static int scale_h(fold_work *f, const float *s, qc_err *err)
 {
     const float *h = f->h_host ? f->h_host : f->site->h;
     int64_t n = f->site->n_cols;
+    for (int64_t j = 0; j < n; j++)
+        f->by_column[j] = 1 / s[channel(f->site, j)];
     for (int64_t i = 0; i < n; i++) {
-        float a = 1 / s[channel(f->site, i)];
+        float a = f->by_column[i];
         for (int64_t j = 0; j < n; j++)
-            f->h_staging[i * n + j] = h[i * n + j] * (a * (1 / s[channel(f->site, j)]));
+            f->h_staging[i * n + j] = h[i * n + j] * (a * f->by_column[j]);
     }
     return f->be->upload(f->be, f->h_scaled, f->h_staging, n * n, err);
 }
@@ -270,11 +282,12 @@ static int round_rows(fold_work *f, qc_gptq_input *input, const qc_fold_matrix *
     qc_quant_stats stats = {0};
     qc_gptq_result result;
     int64_t n = f->site->n_cols;
+    spread(f, s);
     for (int64_t row = 0; row < n_rows; row += BLOCK_ROWS) {
         int64_t some = qc_min_i64(BLOCK_ROWS, n_rows - row);
         for (int64_t r = 0; r < some; r++)
             for (int64_t j = 0; j < n; j++)
-                f->block[r * n + j] = w[(row + r) * n + j] * s[channel(f->site, j)];
+                f->block[r * n + j] = w[(row + r) * n + j] * f->by_column[j];
         qc_code_rows codes = qc_code_rows_for(&f->codes, &matrix->spec->grid);
         QC_TRY(qc_gptq_matrix(input, f->block, some, matrix->spec, &codes, &stats, &result, err));
         *error += result.error;
@@ -329,16 +342,17 @@ static int act_loss(fold_work *f, const float *s, double *ret, qc_err *err)
     qc_backend *be = f->be;
     int64_t n = site->n_cols, n_elems = site->n_sample * n;
     double sum = 0;
+    spread(f, s);
     for (int64_t t = 0; t < site->n_sample; t++)
         for (int64_t j = 0; j < n; j++)
-            f->act_host[t * n + j] = site->sample[t * n + j] / s[channel(site, j)];
+            f->act_host[t * n + j] = site->sample[t * n + j] / f->by_column[j];
     QC_TRY(be->upload(be, f->act, f->act_host, n_elems, err));
     QC_TRY(
         be->quantize_acts(be, f->act, n, f->act, n, site->n_sample, n, site->act_bits, site->act_group, err));
     QC_TRY(be->download(be, f->act_host, f->act, n_elems, err));
     for (int64_t t = 0; t < site->n_sample; t++)
         for (int64_t j = 0; j < n; j++)
-            f->act_host[t * n + j] = f->act_host[t * n + j] * s[channel(site, j)] - site->sample[t * n + j];
+            f->act_host[t * n + j] = f->act_host[t * n + j] * f->by_column[j] - site->sample[t * n + j];
     QC_TRY(be->upload(be, f->act, f->act_host, n_elems, err));
     QC_TRY(be->hessian_error(be, f->wtw, f->act, site->n_sample, n, f->act_error, err));
     for (int64_t t = 0; t < site->n_sample; t++)
@@ -368,8 +382,8 @@ static void work_free(fold_work *f)
     for (int m = 0; m < QC_FOLD_MATRICES; m++)
         qc_free(f->rows[m]);
     qc_code_rows_free(&f->codes);
-    void *arrays[] = {f->h_host, f->h_staging, f->block, f->act_host, f->act_error, f->x_mean,
-                      f->x_max,  f->w_mean,    f->w_max, f->trial,    f->trial_gain};
+    void *arrays[] = {f->h_host, f->h_staging, f->block, f->act_host, f->act_error,  f->x_mean,
+                      f->x_max,  f->w_mean,    f->w_max, f->trial,    f->trial_gain, f->by_column};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -405,6 +419,7 @@ static int work_alloc(fold_work *f, qc_err *err)
     size_t n_groups = (size_t)(BLOCK_ROWS * qc_ceil_div(n, smallest));
     f->h_staging = qc_alloc((size_t)(n * n), sizeof(float));
     f->block = qc_alloc((size_t)(BLOCK_ROWS * n), sizeof(float));
+    f->by_column = qc_alloc((size_t)n, sizeof(float));
     f->codes = (qc_code_rows){.codes = qc_alloc((size_t)(BLOCK_ROWS * n), 1),
                               .scales = qc_alloc(n_groups, sizeof(float)),
                               .zeros = qc_alloc(n_groups, 1),
@@ -416,8 +431,8 @@ static int work_alloc(fold_work *f, qc_err *err)
         ok = (*vectors[i] = qc_calloc(n_scales, sizeof(float))) && ok;
     if (!f->be->host_memory)
         ok = (f->h_host = qc_alloc((size_t)(n * n), sizeof(float))) && ok;
-    if (!ok || !f->h_staging || !f->block || !f->codes.codes || !f->codes.scales || !f->codes.zeros ||
-        !f->codes.mins || !f->codes.supers || !f->codes.subs)
+    if (!ok || !f->h_staging || !f->block || !f->by_column || !f->codes.codes || !f->codes.scales ||
+        !f->codes.zeros || !f->codes.mins || !f->codes.supers || !f->codes.subs)
         return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * n) * 4);
     if (!(f->h_scaled = f->be->alloc(f->be, n * n, err)))
         return QC_E_RESOURCE;

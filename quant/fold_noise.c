@@ -13,6 +13,22 @@ static const double STEP_FIRST = 0.1, SLOPE_MEMORY = 0.9;
 
 enum { LANES = 16 }; /* maxima kept side by side, so that the loop becomes vector code */
 
+/* First j with |a_j| f_j = value, n - 1 if there is none (NaN). */
+static int64_t first_equal(const float *a, const float *f, int64_t n, float value)
+{
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        int equal = 0;
+        for (int k = 0; k < LANES; k++)
+            equal |= fabsf(a[j + k]) * f[j + k] == value;
+        if (equal)
+            break;
+    }
+    while (j + 1 < n && fabsf(a[j]) * f[j] != value)
+        j++;
+    return qc_min_i64(j, n - 1);
+}
+
 /* Largest |a_j| f_j and its index. */
 static float largest_of(const float *a, const float *f, int64_t n, int64_t *ret_at)
 {
@@ -27,9 +43,7 @@ static float largest_of(const float *a, const float *f, int64_t n, int64_t *ret_
         largest = lane[k] > largest ? lane[k] : largest;
     for (; j < n; j++)
         largest = fmaxf(largest, fabsf(a[j]) * f[j]);
-    for (j = 0; j + 1 < n && fabsf(a[j]) * f[j] != largest; j++)
-        ;
-    *ret_at = j;
+    *ret_at = first_equal(a, f, n, largest);
     return largest;
 }
 
