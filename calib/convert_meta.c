@@ -4,15 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *rope_name(qc_rope_kind kind)
-{
-    static const char *const names[] = {
-        [QC_ROPE_DEFAULT] = "default", [QC_ROPE_LINEAR] = "linear", [QC_ROPE_DYNAMIC] = "dynamic",
-        [QC_ROPE_YARN] = "yarn",       [QC_ROPE_LLAMA3] = "llama3", [QC_ROPE_LONGROPE] = "longrope",
-    };
-    return names[kind];
-}
-
 static int put_u64(qc_writer *w, const char *key, uint64_t value, qc_err *err)
 {
     return w->add_meta(w, &(qc_meta){.key = key, .type = QC_META_U64, .u64 = value}, err);
@@ -85,7 +76,7 @@ static int put_rope(const qc_rope_config *r, const char *prefix, int64_t rotary_
         {"attention_factor", r->attention_factor},
     };
     snprintf(key, sizeof key, "%s.kind", prefix);
-    QC_TRY(put_string(w, key, rope_name(r->kind), err));
+    QC_TRY(put_string(w, key, qc_rope_kind_name(r->kind), err));
     /* the plain kind has no parameters beyond the first two */
     size_t n = r->kind == QC_ROPE_DEFAULT ? 2 : sizeof numbers / sizeof numbers[0];
     for (size_t i = 0; i < n; i++) {

@@ -291,8 +291,7 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
              * for every 16 of them */
             uint64_t elems =
                 (uint64_t)qc_convert_block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
-            uint64_t work =
-                elems * 11 + (format->extension ? 0 : item->bytes_out); /* folders pack whole ones */
+            uint64_t work = elems * 11 + (format->packs_whole ? item->bytes_out : 0);
             plan.work_bytes = work > plan.work_bytes ? work : plan.work_bytes;
         }
     }

@@ -1,5 +1,6 @@
 /* How config.json says what is packed how. */
 #include "engine_format.h"
+#include "st_write.h"
 
 #include "qc_alloc.h"
 #include "qc_json.h"
@@ -349,7 +350,24 @@ static int hf_config(const qc_schemes *s, cJSON **ret, qc_err *err)
     return QC_OK;
 }
 
-const qc_engine_format qc_engine_gptq = {"GPTQ", gptq_packing, gptq_config, "quantize_config.json"};
-const qc_engine_format qc_engine_awq = {"AWQ (GEMM)", awq_packing, awq_config, NULL};
-const qc_engine_format qc_engine_ct = {"compressed-tensors", ct_packing, ct_config, NULL};
-const qc_engine_format qc_engine_hf = {"Hugging Face", hf_packing, hf_config, NULL};
+const qc_engine_format qc_engine_gptq = {.title = "GPTQ",
+                                         .library = "transformers",
+                                         .new_set = qc_st_set_new,
+                                         .packing = gptq_packing,
+                                         .config = gptq_config,
+                                         .config_file = "quantize_config.json"};
+const qc_engine_format qc_engine_awq = {.title = "AWQ (GEMM)",
+                                        .library = "transformers",
+                                        .new_set = qc_st_set_new,
+                                        .packing = awq_packing,
+                                        .config = awq_config};
+const qc_engine_format qc_engine_ct = {.title = "compressed-tensors",
+                                       .library = "transformers",
+                                       .new_set = qc_st_set_new,
+                                       .packing = ct_packing,
+                                       .config = ct_config};
+const qc_engine_format qc_engine_hf = {.title = "Hugging Face",
+                                       .library = "transformers",
+                                       .new_set = qc_st_set_new,
+                                       .packing = hf_packing,
+                                       .config = hf_config};

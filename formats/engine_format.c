@@ -184,11 +184,18 @@ static int hf_create(const qc_writer_options *options, qc_writer **ret, qc_err *
     return qc_engine_writer_create(&qc_hf_writer_format, &qc_engine_hf, options, ret, err);
 }
 
-const qc_writer_format qc_gptq_writer_format = {
-    .name = "gptq", .types = "v1|v2", .hold = gptq_hold, .tensor_bytes = gptq_bytes, .create = gptq_create};
+const qc_writer_format qc_gptq_writer_format = {.name = "gptq",
+                                                .types = "v1|v2",
+                                                .hold = gptq_hold,
+                                                .tensor_bytes = gptq_bytes,
+                                                .create = gptq_create,
+                                                .packs_whole = true};
 const qc_writer_format qc_awq_writer_format = {
-    .name = "awq", .hold = awq_hold, .tensor_bytes = awq_bytes, .create = awq_create};
-const qc_writer_format qc_ct_writer_format = {
-    .name = "compressed-tensors", .hold = ct_hold, .tensor_bytes = ct_bytes, .create = ct_create};
+    .name = "awq", .hold = awq_hold, .tensor_bytes = awq_bytes, .create = awq_create, .packs_whole = true};
+const qc_writer_format qc_ct_writer_format = {.name = "compressed-tensors",
+                                              .hold = ct_hold,
+                                              .tensor_bytes = ct_bytes,
+                                              .create = ct_create,
+                                              .packs_whole = true};
 const qc_writer_format qc_hf_writer_format = {
     .name = "hf", .types = "bf16|f16|f32", .hold = hf_hold, .tensor_bytes = hf_bytes, .create = hf_create};

@@ -3,7 +3,6 @@
  * engine's layout runs along the other axis than our rows), all else goes straight to its place. */
 #include "engine_format.h"
 #include "model_card.h"
-#include "st_write.h"
 
 #include "qc_alloc.h"
 #include "qc_json.h"
@@ -35,6 +34,7 @@ typedef struct engine_writer {
     char *tool;        /* "qconvert:1.0"; NULL without a manifest */
     bool count, force, tied;
     cJSON *config, *manifest;
+    qc_metas metas;
     side_file files[MAX_FILES];
     int n_files;
     qc_schemes schemes;
@@ -42,7 +42,8 @@ typedef struct engine_writer {
     qc_tensor_use *uses;
     stored *stored;
     int64_t n_tensors, cap_tensors, at; /* `at`: tensor being written */
-    qc_st_set *set;
+    qc_part_set *set;
+    int64_t n_parts_announced;
     uint64_t shard_bytes;
     qc_outfolder *folder;
     bool in_tensor, finished;
@@ -80,7 +81,8 @@ static void self_free(engine_writer *self)
         qc_free(self->stored[i].name);
     free_parts(self);
     qc_schemes_clear(&self->schemes);
-    qc_st_set_free(self->set);
+    qc_metas_clear(&self->metas);
+    qc_part_set_free(self->set);
     cJSON_Delete(self->config);
     cJSON_Delete(self->manifest);
     qc_free(self->declared);
@@ -97,7 +99,7 @@ static void self_free(engine_writer *self)
 static void discard(qc_writer *w)
 {
     engine_writer *self = self_of(w);
-    qc_st_set_free(self->set); /* its files lie in the folder */
+    qc_part_set_free(self->set); /* its files lie in the folder */
     self->set = NULL;
     qc_outfolder_discard(self->folder);
     self_free(self);
@@ -108,10 +110,9 @@ static void discard(qc_writer *w)
 /* Engines read config.json; what it says of tied tables may have been found wrong. */
 static int add_meta(qc_writer *w, const qc_meta *meta, qc_err *err)
 {
-    (void)err;
     if (strcmp(meta->key, "model.tied") == 0)
         self_of(w)->tied = meta->u64;
-    return QC_OK;
+    return qc_metas_add(&self_of(w)->metas, meta, err);
 }
 
 /* Takes data. */
@@ -182,7 +183,8 @@ static int declare(qc_writer *w, const qc_tensor_use *use, const qc_tensor_info 
         return qc_fail_nomem(err, info->name, strlen(info->name));
     self->declared[i].name = self->stored[i].name;
     self->n_tensors++;
-    return use->kind == QC_KIND_LINEAR ? qc_schemes_add(&self->schemes, info, err) : QC_OK;
+    bool matrix = use->kind == QC_KIND_LINEAR || (self->engine->packs_tables && use->kind != QC_KIND_VECTOR);
+    return matrix ? qc_schemes_add(&self->schemes, info, err) : QC_OK;
 }
 
 /* A tied head has no tensor of its own in these folders: config.json says that it is tied. */
@@ -200,25 +202,23 @@ static int announce(engine_writer *self, int64_t i, qc_err *err)
 {
     const qc_tensor_info *info = &self->declared[i];
     stored *s = &self->stored[i];
-    s->first = i ? self->stored[i - 1].first : 0;
-    if (i) {
-        qc_part parts[QC_MAX_PARTS];
-        const stored *before = &self->stored[i - 1];
-        s->first += before->packing ? before->packing->parts(&self->declared[i - 1], parts) : 1;
-    }
+    s->first = self->n_parts_announced;
     s->value_dtype = info->dtype;
     if (info->dtype == QC_DT_GRID) {
         s->packing = self->engine->packing(&self->schemes, info);
         s->value_dtype =
             self->type || self->uses[i].source != QC_DT_F16 ? qc_hf_value_dtype(self->type) : QC_DT_F16;
     }
-    if (!s->packing)
-        return qc_st_set_add(self->set, info->name, s->value_dtype, info->n_dims, info->shape, err);
+    if (!s->packing) {
+        self->n_parts_announced++;
+        return self->set->add(self->set, info->name, s->value_dtype, info->n_dims, info->shape, err);
+    }
     qc_part parts[QC_MAX_PARTS];
     int n = s->packing->parts(info, parts), stem = (int)(strlen(info->name) - strlen("weight"));
+    self->n_parts_announced += n;
     for (int p = 0; p < n; p++) {
         char *name = qc_asprintf("%.*s%s", stem, info->name, parts[p].suffix);
-        int rc = name ? qc_st_set_add(self->set, name, parts[p].dtype, parts[p].n_dims, parts[p].shape, err)
+        int rc = name ? self->set->add(self->set, name, parts[p].dtype, parts[p].n_dims, parts[p].shape, err)
                       : qc_fail_nomem(err, info->name, strlen(info->name));
         qc_free(name);
         QC_TRY(rc);
@@ -291,10 +291,36 @@ static int make_card(engine_writer *self, qc_err *err)
     return rc;
 }
 
+static qc_engine_contents contents_of(const engine_writer *self)
+{
+    return (qc_engine_contents){.metas = &self->metas,
+                                .tensors = self->declared,
+                                .n_tensors = self->n_tensors,
+                                .tied = self->tied,
+                                .set = self->set,
+                                .n_parts = self->n_parts_announced};
+}
+
+/* The format's own files. */
+static int make_files(engine_writer *self, qc_err *err)
+{
+    qc_engine_contents contents = contents_of(self);
+    for (int i = 0;; i++) {
+        const char *name;
+        qc_buf text = {0};
+        int rc = self->engine->file(&contents, i, &name, &text, err);
+        if (rc < 0 || !name) {
+            qc_buf_clear(&text);
+            return rc;
+        }
+        QC_TRY(keep_file(self, name, text.data, text.n_bytes, err));
+    }
+}
+
 static int start_folder(engine_writer *self, qc_err *err)
 {
     QC_TRY(qc_outfolder_open(self->path, self->force, &self->folder, err));
-    return qc_st_set_open(self->set, self->folder, err);
+    return self->set->open(self->set, self->folder, err);
 }
 
 static int size(qc_writer *w, uint64_t *ret_bytes, qc_err *err)
@@ -304,9 +330,14 @@ static int size(qc_writer *w, uint64_t *ret_bytes, qc_err *err)
     qc_schemes_sort(&self->schemes);
     for (int64_t i = 0; i < self->n_tensors; i++)
         QC_TRY(announce(self, i, err));
-    QC_TRY(qc_st_set_layout(self->set, &n_bytes, err));
+    qc_engine_contents contents = contents_of(self);
+    if (self->engine->own_tensors)
+        QC_TRY(self->engine->own_tensors(&contents, false, err));
+    QC_TRY(self->set->layout(self->set, &n_bytes, err));
     QC_TRY(make_config(self, err));
     QC_TRY(make_card(self, err));
+    if (self->engine->file)
+        QC_TRY(make_files(self, err));
     for (int i = 0; i < self->n_files; i++)
         n_bytes += self->files[i].n_bytes;
     *ret_bytes = n_bytes;
@@ -328,7 +359,7 @@ static int begin_tensor(qc_writer *w, const qc_tensor_info *info, qc_err *err)
         return out_of_order(self, info->name, err);
     const stored *s = &self->stored[self->at];
     self->n_parts = s->packing ? s->packing->parts(&self->declared[self->at], self->parts) : 0;
-    for (int p = 0; p < self->n_parts; p++)
+    for (int p = 0; p < self->n_parts && !s->packing->by_rows; p++)
         if (!(self->data[p] = qc_calloc(qc_part_bytes(&self->parts[p]), 1)))
             return qc_fail_nomem(err, info->name, qc_part_bytes(&self->parts[p]));
     self->in_tensor = true;
@@ -350,8 +381,8 @@ static int put_values(engine_writer *self, const void *data, int64_t n_rows, qc_
     const stored *s = &self->stored[self->at];
     uint64_t row_bytes =
         (uint64_t)qc_tensor_cols(&self->declared[self->at]) * (uint64_t)qc_dtype_bits(s->value_dtype) / 8;
-    QC_TRY(qc_st_set_write(self->set, s->first, (uint64_t)self->rows_done * row_bytes, data,
-                           (size_t)n_rows * row_bytes, err));
+    QC_TRY(self->set->write(self->set, s->first, (uint64_t)self->rows_done * row_bytes, data,
+                            (size_t)n_rows * row_bytes, err));
     self->rows_done += n_rows;
     return QC_OK;
 }
@@ -382,12 +413,36 @@ static int put_decoded(engine_writer *self, const qc_code_rows *rows, qc_err *er
     return put_values(self, self->halves, rows->n_rows, err);
 }
 
+/* Rows of a layout that can be packed piece by piece. */
+static int put_packed_rows(engine_writer *self, const qc_code_rows *rows, qc_err *err)
+{
+    const stored *s = &self->stored[self->at];
+    qc_tensor_info some = self->declared[self->at];
+    some.shape[0] = rows->n_rows;
+    int n = s->packing->parts(&some, self->parts), rc = QC_OK;
+    for (int p = 0; p < n && rc == QC_OK; p++)
+        if (!(self->data[p] = qc_calloc(qc_part_bytes(&self->parts[p]), 1)))
+            rc = qc_fail_nomem(err, some.name, qc_part_bytes(&self->parts[p]));
+    if (rc == QC_OK)
+        rc = s->packing->pack(&some, 0, rows, self->data, err);
+    for (int p = 0; p < n && rc == QC_OK; p++) {
+        uint64_t n_bytes = qc_part_bytes(&self->parts[p]), row_bytes = n_bytes / (uint64_t)rows->n_rows;
+        rc = self->set->write(self->set, s->first + p, (uint64_t)self->rows_done * row_bytes, self->data[p],
+                              n_bytes, err);
+    }
+    free_parts(self);
+    self->rows_done += rows->n_rows;
+    return rc;
+}
+
 static int put_codes(qc_writer *w, const qc_code_rows *rows, qc_err *err)
 {
     engine_writer *self = self_of(w);
     QC_TRY(check_rows(self, rows->n_rows, true, err));
     if (!self->n_parts)
         return put_decoded(self, rows, err);
+    if (self->stored[self->at].packing->by_rows)
+        return rows->n_rows ? put_packed_rows(self, rows, err) : QC_OK;
     QC_TRY(self->stored[self->at].packing->pack(&self->declared[self->at], self->rows_done, rows, self->data,
                                                 err));
     self->rows_done += rows->n_rows;
@@ -399,9 +454,9 @@ static int end_tensor(qc_writer *w, qc_err *err)
     engine_writer *self = self_of(w);
     if (!self->in_tensor || self->rows_done != qc_tensor_rows(&self->declared[self->at]))
         return out_of_order(self, "end of a tensor", err);
-    for (int p = 0; p < self->n_parts; p++)
-        QC_TRY(qc_st_set_write(self->set, self->stored[self->at].first + p, 0, self->data[p],
-                               qc_part_bytes(&self->parts[p]), err));
+    for (int p = 0; p < self->n_parts && self->data[p]; p++)
+        QC_TRY(self->set->write(self->set, self->stored[self->at].first + p, 0, self->data[p],
+                                qc_part_bytes(&self->parts[p]), err));
     free_parts(self);
     self->in_tensor = false;
     self->at++;
@@ -415,7 +470,10 @@ static int finish(qc_writer *w, const char **ret_temp_path, qc_err *err)
     engine_writer *self = self_of(w);
     if (!self->folder || self->in_tensor || self->at != self->n_tensors)
         return out_of_order(self, "finish", err);
-    QC_TRY(qc_st_set_finish(self->set, self->folder, err));
+    qc_engine_contents contents = contents_of(self);
+    if (self->engine->own_tensors)
+        QC_TRY(self->engine->own_tensors(&contents, true, err));
+    QC_TRY(self->set->finish(self->set, self->folder, err));
     for (int i = 0; i < self->n_files; i++)
         QC_TRY(qc_outfolder_write(self->folder, self->files[i].name, self->files[i].data,
                                   self->files[i].n_bytes, err));
@@ -453,7 +511,7 @@ int qc_engine_writer_create(const qc_writer_format *format, const qc_engine_form
     self->type = options->type ? qc_strdup(options->type) : NULL;
     self->schemes.type = self->type;
     int rc = self->path && (self->type || !options->type)
-                 ? qc_st_set_new(self->shard_bytes, &self->set, err)
+                 ? engine->new_set(self->shard_bytes, &self->set, err)
                  : qc_fail_nomem(err, options->path, strlen(options->path));
     if (rc < 0)
         self_free(self);

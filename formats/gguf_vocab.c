@@ -353,7 +353,7 @@ static int put_id(qc_gguf_head *head, const char *key, int64_t id, qc_err *err)
     return id < 0 ? QC_OK : qc_gguf_put_int(head, key, QC_GGUF_U32, id, err);
 }
 
-static int64_t first_eos(const qc_gguf_metas *metas)
+static int64_t first_eos(const qc_metas *metas)
 {
     for (int i = 0; i < metas->n; i++)
         if (strcmp(metas->list[i].key, "model.eos") == 0 && metas->list[i].n_elems > 0)
@@ -361,11 +361,11 @@ static int64_t first_eos(const qc_gguf_metas *metas)
     return -1;
 }
 
-static int put_special(qc_gguf_head *head, const vocab *v, const qc_gguf_metas *metas, qc_err *err)
+static int put_special(qc_gguf_head *head, const vocab *v, const qc_metas *metas, qc_err *err)
 {
     const char *unknown = text_of(qc_json_get(v->doc, "model"), "unk_token");
     int64_t unk = *unknown ? qc_map_get(v->ids, unknown, strlen(unknown), -1) : named_id(v, "unk_token");
-    int64_t bos = qc_gguf_meta_int(metas, "model.bos", -1), eos = first_eos(metas), front, back;
+    int64_t bos = qc_metas_int(metas, "model.bos", -1), eos = first_eos(metas), front, back;
     QC_TRY(added_id(v, true, &front, err));
     QC_TRY(added_id(v, false, &back, err));
     bos = front >= 0 ? front : bos >= 0 ? bos : named_id(v, "bos_token");
@@ -392,7 +392,7 @@ static int put_chat(qc_gguf_head *head, const qc_gguf_side *side, const cJSON *c
     return text && *text ? qc_gguf_put_text(head, "tokenizer.chat_template", text, err) : QC_OK;
 }
 
-static int put_all(qc_gguf_head *head, vocab *v, const qc_gguf_metas *metas, qc_err *err)
+static int put_all(qc_gguf_head *head, vocab *v, const qc_metas *metas, qc_err *err)
 {
     QC_TRY(find_kind(v, err));
     v->tokens = qc_calloc((size_t)v->n, sizeof *v->tokens);
@@ -412,7 +412,7 @@ static int put_all(qc_gguf_head *head, vocab *v, const qc_gguf_metas *metas, qc_
     return put_special(head, v, metas, err);
 }
 
-int qc_gguf_put_vocab(qc_gguf_head *head, const qc_gguf_side *side, const qc_gguf_metas *metas, int64_t n,
+int qc_gguf_put_vocab(qc_gguf_head *head, const qc_gguf_side *side, const qc_metas *metas, int64_t n,
                       qc_err *err)
 {
     cJSON *doc = NULL, *config = NULL;

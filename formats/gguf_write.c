@@ -20,7 +20,7 @@ typedef struct gguf_writer {
     qc_writer base; /* first: a qc_writer pointer is one to this struct */
     char *path, *type, *manifest;
     qc_outfile *out; /* NULL: count only */
-    qc_gguf_metas metas;
+    qc_metas metas;
     qc_gguf_side side;
     qc_gguf_model model;
     declared *tensors;
@@ -40,21 +40,11 @@ static gguf_writer *self_of(qc_writer *w)
     return (gguf_writer *)w;
 }
 
-static void free_meta(qc_meta *m)
-{
-    qc_free((char *)(uintptr_t)m->key);
-    qc_free((char *)(uintptr_t)m->string);
-    qc_free((void *)(uintptr_t)m->array);
-    qc_free((void *)(uintptr_t)m->f64_array);
-}
-
 static void self_free(gguf_writer *w)
 {
-    for (int i = 0; i < w->metas.n; i++)
-        free_meta(&w->metas.list[i]);
+    qc_metas_clear(&w->metas);
     for (int64_t i = 0; i < w->n_tensors; i++)
         qc_free(w->tensors[i].name);
-    qc_free(w->metas.list);
     qc_free(w->tensors);
     qc_free(w->side.tokenizer);
     qc_free(w->side.tokenizer_config);
@@ -70,38 +60,9 @@ static void self_free(gguf_writer *w)
 
 /* ---- what is collected ---- */
 
-static void *copy_of(const void *data, size_t n_bytes)
-{
-    void *copy = qc_alloc(n_bytes, 1);
-    if (copy && n_bytes)
-        memcpy(copy, data, n_bytes);
-    return copy;
-}
-
 static int add_meta(qc_writer *w, const qc_meta *meta, qc_err *err)
 {
-    qc_gguf_metas *m = &self_of(w)->metas;
-    if (m->n == m->cap) {
-        size_t old = (size_t)m->cap * sizeof *m->list, more = old + 32 * sizeof *m->list;
-        qc_meta *list = qc_realloc(m->list, old, more);
-        if (!list)
-            return qc_fail_nomem(err, meta->key, more);
-        m->list = list;
-        m->cap += 32;
-    }
-    qc_meta *copy = &m->list[m->n++];
-    *copy = *meta;
-    copy->key = qc_strdup(meta->key);
-    copy->string = meta->type == QC_META_STRING ? qc_strdup(meta->string) : NULL;
-    copy->array =
-        meta->type == QC_META_U64_ARRAY ? copy_of(meta->array, meta->n_elems * sizeof *meta->array) : NULL;
-    copy->f64_array = meta->type == QC_META_F64_ARRAY
-                          ? copy_of(meta->f64_array, meta->n_elems * sizeof *meta->f64_array)
-                          : NULL;
-    bool lost = !copy->key || (meta->type == QC_META_STRING && !copy->string) ||
-                (meta->type == QC_META_U64_ARRAY && !copy->array) ||
-                (meta->type == QC_META_F64_ARRAY && !copy->f64_array);
-    return lost ? qc_fail_nomem(err, meta->key, 64) : QC_OK;
+    return qc_metas_add(&self_of(w)->metas, meta, err);
 }
 
 /* Side files of which something becomes metadata; the others have no place in the format. */

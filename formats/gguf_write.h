@@ -4,7 +4,7 @@
 
 #include "gguf_file.h"
 #include "gguf_names.h"
-#include "writer.h"
+#include "metas.h"
 
 /* Types of the whole output; auto: each matrix by the bits that the recipe wants of it. */
 #define QC_GGUF_TYPES "auto|q4_0|q4_1|q5_0|q5_1|q8_0|q4_k|q4_k_m|q5_k|q6_k|f16|bf16|f32"
@@ -27,12 +27,6 @@ int qc_gguf_file_type(const char *type);
 
 /* ---- metadata (gguf_meta.c) ---- */
 
-/* The normalised configuration as it was handed in; names and values are owned by the writer. */
-typedef struct qc_gguf_metas {
-    qc_meta *list;
-    int n, cap;
-} qc_gguf_metas;
-
 /* What the writer itself needs of the configuration. */
 typedef struct qc_gguf_model {
     const qc_gguf_arch *arch;
@@ -42,11 +36,8 @@ typedef struct qc_gguf_model {
 } qc_gguf_model;
 
 /* Put the keys of the architecture. QC_E_UNSUPPORTED: llama.cpp does not compute such a model. */
-int qc_gguf_put_model(qc_gguf_head *head, const qc_gguf_metas *metas, qc_gguf_model *ret,
+int qc_gguf_put_model(qc_gguf_head *head, const qc_metas *metas, qc_gguf_model *ret,
                       qc_err *err) QC_WARN_UNUSED;
-
-/* Integer of the configuration, `absent` if it is not there. */
-int64_t qc_gguf_meta_int(const qc_gguf_metas *metas, const char *key, int64_t absent);
 
 /* ---- tokenizer (gguf_vocab.c) ---- */
 
@@ -57,7 +48,7 @@ typedef struct qc_gguf_side {
 
 /* Put the keys of the tokenizer for a model of `vocab` ids; nothing without a tokenizer.json.
  * QC_E_UNSUPPORTED: llama.cpp has no such tokenizer. */
-int qc_gguf_put_vocab(qc_gguf_head *head, const qc_gguf_side *side, const qc_gguf_metas *metas, int64_t vocab,
+int qc_gguf_put_vocab(qc_gguf_head *head, const qc_gguf_side *side, const qc_metas *metas, int64_t vocab,
                       qc_err *err) QC_WARN_UNUSED;
 
 #endif

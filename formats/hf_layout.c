@@ -6,6 +6,7 @@
 #include "qc_log.h"
 #include "qc_map.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -250,4 +251,26 @@ void qc_hf_layout_clear(qc_hf_layout *layout)
     qc_hf_names_clear(&layout->shards);
     cJSON_Delete(layout->index);
     layout->index = NULL;
+}
+
+/* A tokenizer may be large; the other side files are small. */
+static size_t side_file_limit(const char *name)
+{
+    return strncmp(name, "tokenizer.", 10) == 0 ? 256u << 20 : 16u << 20;
+}
+
+int qc_hf_side_file(const char *folder, const char *name, char **ret, size_t *ret_bytes, qc_err *err)
+{
+    assert(!strchr(name, '/'));
+    char *text = NULL, *path = qc_path_join(folder, name);
+    size_t n_bytes = 0;
+    if (!path)
+        return qc_fail_nomem(err, name, strlen(folder));
+    int rc = qc_path_exists(path) ? qc_file_read(path, side_file_limit(name), &text, &n_bytes, err) : QC_OK;
+    qc_free(path);
+    if (rc < 0)
+        return rc;
+    *ret = text;
+    *ret_bytes = n_bytes;
+    return QC_OK;
 }

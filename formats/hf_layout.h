@@ -25,6 +25,11 @@ typedef struct qc_hf_layout {
 int qc_hf_layout_find(const char *folder, qc_hf_layout *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_hf_layout_clear(qc_hf_layout *layout);
 
+/* Side file of a folder by its name, which has no slash: owned copy with a NUL behind it. *ret = NULL and
+ * QC_OK if there is none. */
+int qc_hf_side_file(const char *folder, const char *name, char **ret, size_t *ret_bytes,
+                    qc_err *err) QC_WARN_UNUSED;
+
 /* Append a copy of a name / free all. */
 int qc_hf_names_add(qc_hf_names *names, const char *name, qc_err *err) QC_WARN_UNUSED;
 void qc_hf_names_clear(qc_hf_names *names);

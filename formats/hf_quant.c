@@ -158,14 +158,19 @@ static int quant_side_file(const qc_source *src, const char *name, char **ret, s
     return rc;
 }
 
+static void free_tensors(qc_logical *tensors, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        qc_free(tensors[i].name);
+        qc_free(tensors[i].g_idx);
+    }
+    qc_free(tensors);
+}
+
 static void quant_close(qc_source *src)
 {
     quant_source *self = (quant_source *)src;
-    for (int64_t i = 0; i < self->base.n_tensors; i++) {
-        qc_free(self->tensors[i].name);
-        qc_free(self->tensors[i].g_idx);
-    }
-    qc_free(self->tensors);
+    free_tensors(self->tensors, self->base.n_tensors);
     qc_map_free(self->by_name);
     qc_source_close(self->inner);
     qc_free(self);
@@ -173,50 +178,38 @@ static void quant_close(qc_source *src)
 
 /* ---- opening ---- */
 
-static int add_tensor(quant_source *self, const qc_logical *t, qc_err *err)
+static int index_names(quant_source *self, qc_err *err)
 {
-    qc_logical *kept = &self->tensors[self->base.n_tensors++];
-    *kept = *t;
-    int added = qc_map_add(self->by_name, kept->info.name, strlen(kept->info.name), self->base.n_tensors - 1);
-    if (added < 0)
-        return qc_fail_nomem(err, kept->info.name, strlen(kept->info.name));
-    if (added == 0)
-        return qc_fail(err, QC_E_INPUT, "%s: tensor \"%.200s\" is stored both packed and plain",
-                       self->inner->path, kept->info.name);
-    return QC_OK;
-}
-
-static int list_tensors(quant_source *self, const qc_quant_layout *layout, qc_err *err)
-{
-    bool packed = false;
-    for (int64_t i = 0; i < self->inner->n_tensors; i++) {
-        qc_logical t;
-        bool whole;
-        QC_TRY(qc_quant_layout_tensor(layout, i, &t, &whole, err));
-        if (whole)
-            QC_TRY(add_tensor(self, &t, err));
-        packed = packed || t.packing;
+    for (int64_t i = 0; i < self->base.n_tensors; i++) {
+        const char *name = self->tensors[i].info.name;
+        int added = qc_map_add(self->by_name, name, strlen(name), i);
+        if (added < 0)
+            return qc_fail_nomem(err, name, strlen(name));
+        if (added == 0)
+            return qc_fail(err, QC_E_INPUT, "%s: tensor \"%.200s\" is stored both packed and plain",
+                           self->inner->path, name);
     }
-    if (!packed)
-        return qc_fail(err, QC_E_INPUT,
-                       "%s: config.json says that the checkpoint is %s, but no tensor of it is packed",
-                       self->inner->path, layout->format);
     return QC_OK;
 }
 
-int qc_hf_quant_open(qc_source *inner, const cJSON *config, qc_source **ret, qc_err *err)
+int qc_packed_source_open(qc_source *inner, qc_logical *tensors, int64_t n_tensors, const char *format,
+                          const char *type, qc_source **ret, qc_err *err)
 {
     quant_source *self = qc_calloc(1, sizeof *self);
     if (!self) {
+        free_tensors(tensors, n_tensors);
         qc_source_close(inner);
         return qc_fail_nomem(err, "source", sizeof *self);
     }
     self->inner = inner;
-    self->tensors = qc_calloc((size_t)inner->n_tensors + 1, sizeof *self->tensors);
-    self->by_name = qc_map_new((size_t)inner->n_tensors);
-    self->base = (qc_source){.path = inner->path,
+    self->tensors = tensors;
+    self->by_name = qc_map_new((size_t)n_tensors);
+    self->base = (qc_source){.format = format,
+                             .type = type,
+                             .path = inner->path,
                              .files = inner->files,
                              .n_files = inner->n_files,
+                             .n_tensors = n_tensors,
                              .info = quant_info,
                              .find = quant_find,
                              .read_rows = quant_read_rows,
@@ -225,17 +218,48 @@ int qc_hf_quant_open(qc_source *inner, const cJSON *config, qc_source **ret, qc_
                              .release = quant_release,
                              .side_file = quant_side_file,
                              .close = quant_close};
-    qc_quant_layout layout = {.inner = inner, .config = config};
-    int rc = self->tensors && self->by_name
-                 ? qc_quant_layout_init(&layout, err)
-                 : qc_fail_nomem(err, inner->path, (uint64_t)inner->n_tensors * sizeof *self->tensors);
-    self->base.format = layout.format;
-    self->base.type = strcmp(layout.format, "gptq") ? NULL : layout.v2 ? "v2" : "v1";
-    if (rc == QC_OK)
-        rc = list_tensors(self, &layout, err);
+    int rc = self->by_name ? index_names(self, err)
+                           : qc_fail_nomem(err, inner->path, (uint64_t)n_tensors * sizeof *tensors);
     if (rc < 0)
         quant_close(&self->base);
     else
         *ret = &self->base;
+    return rc;
+}
+
+/* Tensors of a checkpoint by its layout; those in *ret are owned, on failure too. */
+static int list_tensors(const qc_quant_layout *layout, qc_logical *ret, int64_t *ret_n, qc_err *err)
+{
+    bool packed = false;
+    for (int64_t i = 0; i < layout->inner->n_tensors; i++) {
+        qc_logical t;
+        bool whole;
+        QC_TRY(qc_quant_layout_tensor(layout, i, &t, &whole, err));
+        if (whole)
+            ret[(*ret_n)++] = t;
+        packed = packed || t.packing;
+    }
+    if (!packed)
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: config.json says that the checkpoint is %s, but no tensor of it is packed",
+                       layout->inner->path, layout->format);
+    return QC_OK;
+}
+
+int qc_hf_quant_open(qc_source *inner, const cJSON *config, qc_source **ret, qc_err *err)
+{
+    qc_quant_layout layout = {.inner = inner, .config = config};
+    int64_t n = 0;
+    qc_logical *tensors = qc_calloc((size_t)inner->n_tensors + 1, sizeof *tensors);
+    int rc = tensors ? qc_quant_layout_init(&layout, err)
+                     : qc_fail_nomem(err, inner->path, (uint64_t)inner->n_tensors * sizeof *tensors);
+    if (rc == QC_OK)
+        rc = list_tensors(&layout, tensors, &n, err);
+    if (rc == QC_OK) {
+        const char *type = strcmp(layout.format, "gptq") ? NULL : layout.v2 ? "v2" : "v1";
+        return qc_packed_source_open(inner, tensors, n, layout.format, type, ret, err);
+    }
+    free_tensors(tensors, n);
+    qc_source_close(inner);
     return rc;
 }

@@ -32,4 +32,9 @@ int qc_quant_layout_init(qc_quant_layout *layout, qc_err *err) QC_WARN_UNUSED;
 int qc_quant_layout_tensor(const qc_quant_layout *layout, int64_t i, qc_logical *ret, bool *ret_whole,
                            qc_err *err) QC_WARN_UNUSED;
 
+/* A source of `tensors` over the inner one, which it takes over, as it does the list (qc_alloc), on failure
+ * too. format and type are static. QC_E_INPUT: a name twice. */
+int qc_packed_source_open(qc_source *inner, qc_logical *tensors, int64_t n_tensors, const char *format,
+                          const char *type, qc_source **ret, qc_err *err) QC_WARN_UNUSED;
+
 #endif

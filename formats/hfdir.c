@@ -75,26 +75,9 @@ static void hf_release(const qc_source *src, int64_t tensor, int64_t row0, int64
                              (uint64_t)n_rows * bytes);
 }
 
-/* A tokenizer may be large; the other side files are small. */
-static size_t side_file_limit(const char *name)
-{
-    return strncmp(name, "tokenizer.", 10) == 0 ? 256u << 20 : 16u << 20;
-}
-
 static int hf_side_file(const qc_source *src, const char *name, char **ret, size_t *ret_bytes, qc_err *err)
 {
-    assert(!strchr(name, '/'));
-    char *text = NULL, *path = qc_path_join(self(src)->path, name);
-    size_t n_bytes = 0;
-    if (!path)
-        return qc_fail_nomem(err, name, strlen(self(src)->path));
-    int rc = qc_path_exists(path) ? qc_file_read(path, side_file_limit(name), &text, &n_bytes, err) : QC_OK;
-    qc_free(path);
-    if (rc < 0)
-        return rc;
-    *ret = text;
-    *ret_bytes = n_bytes;
-    return QC_OK;
+    return qc_hf_side_file(self(src)->path, name, ret, ret_bytes, err);
 }
 
 static void hf_close(qc_source *src)

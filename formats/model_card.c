@@ -11,7 +11,7 @@ static const char *text_of(const cJSON *object, const char *key)
     return text ? text : "?";
 }
 
-static int put_schemes(const qc_schemes *s, qc_buf *ret, qc_err *err)
+static int put_schemes(const qc_engine_format *format, const qc_schemes *s, qc_buf *ret, qc_err *err)
 {
     int64_t kept = 0;
     QC_TRY(qc_buf_printf(ret, err, "| matrices | weights | scales | activations |\n|---|---|---|---|\n"));
@@ -33,7 +33,10 @@ static int put_schemes(const qc_schemes *s, qc_buf *ret, qc_err *err)
     }
     for (int64_t k = 0; k < s->n_entries; k++)
         kept += s->entries[k].scheme < 0;
-    QC_TRY(qc_buf_printf(ret, err, "\nEmbedding, head and norms are stored as values.\n"));
+    QC_TRY(qc_buf_printf(ret, err, "\n%s are stored as values.\n",
+                         format->packs_tables ? "Norms and biases" : "Embedding, head and norms"));
+    if (kept && format->packs_tables)
+        return qc_buf_printf(ret, err, "So are %lld matrices.\n", (long long)kept);
     return kept ? qc_buf_printf(ret, err, "So are %lld matrices of the layers; config.json names them.\n",
                                 (long long)kept)
                 : QC_OK;
@@ -64,12 +67,12 @@ int qc_model_card(const char *name, const qc_engine_format *format, const qc_sch
                   const cJSON *manifest, qc_buf *ret, qc_err *err)
 {
     const cJSON *tool = qc_json_get(manifest, "tool");
-    QC_TRY(qc_buf_printf(
-        ret, err, "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n# %s\n\n", name));
+    QC_TRY(qc_buf_printf(ret, err, "---\nlibrary_name: %s\npipeline_tag: text-generation\n---\n# %s\n\n",
+                         format->library, name));
     QC_TRY(qc_buf_printf(ret, err, "%s checkpoint written by %s %s.\n\n", format->title,
                          text_of(tool, "name"), text_of(tool, "version")));
     if (schemes->n_schemes)
-        QC_TRY(put_schemes(schemes, ret, err));
+        QC_TRY(put_schemes(format, schemes, ret, err));
     if (!manifest)
         return QC_OK;
     QC_TRY(put_sources(manifest, ret, err));

@@ -2,6 +2,7 @@
 
 #include "gguf.h"
 #include "hfdir.h"
+#include "onnx.h"
 #include "qc_file.h"
 #include "qpk.h"
 
@@ -18,7 +19,7 @@ static const struct {
     {NULL, ".safetensors",
      "one safetensors file is no model: give the folder that holds it and its config.json"},
     {NULL, ".json", "a json file is no model: give the folder that holds it"},
-    {NULL, ".onnx", "ONNX files are not read"},
+    {NULL, ".onnx", "one ONNX file is no model: give the folder that holds it and its config.json"},
     {NULL, ".bin", "PyTorch pickle files are not read: convert the checkpoint to safetensors"},
     {NULL, ".pt", "PyTorch pickle files are not read: convert the checkpoint to safetensors"},
     {NULL, ".pth", "PyTorch pickle files are not read: convert the checkpoint to safetensors"},
@@ -35,7 +36,7 @@ static bool has_extension(const char *path, const char *extension)
 int qc_source_open(const char *path, qc_source **ret, qc_err *err)
 {
     if (qc_path_is_dir(path))
-        return qc_hfdir_open(path, ret, err);
+        return qc_onnx_probe_path(path) ? qc_onnx_open(path, ret, err) : qc_hfdir_open(path, ret, err);
     if (qc_qpk_probe(path))
         return qc_qpk_open(path, ret, err);
     if (qc_gguf_probe_path(path))

@@ -1,4 +1,5 @@
-/* Open any artifact we can read, by what it is: a Hugging Face folder, a packed file, a GGUF file. */
+/* Open any artifact we can read, by what it is: a Hugging Face folder, a packed file, a GGUF file, an
+ * ONNX folder. */
 #ifndef QC_OPEN_H
 #define QC_OPEN_H
 

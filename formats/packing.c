@@ -186,8 +186,8 @@ static void gptq_v2_unpack(const qc_tensor_info *info, int64_t row0, int64_t n_r
     gptq_unpack(info, row0, n_rows, data, 0, rows);
 }
 
-const qc_packing qc_packing_gptq_v1 = {gptq_parts, gptq_v1_pack, gptq_v1_unpack};
-const qc_packing qc_packing_gptq_v2 = {gptq_parts, gptq_v2_pack, gptq_v2_unpack};
+const qc_packing qc_packing_gptq_v1 = {false, gptq_parts, gptq_v1_pack, gptq_v1_unpack};
+const qc_packing qc_packing_gptq_v2 = {false, gptq_parts, gptq_v2_pack, gptq_v2_unpack};
 
 /* ---- AWQ: qweight[in, out / 8], qzeros[G, out / 8], scales[G, out] ---- */
 
@@ -250,7 +250,7 @@ static void awq_unpack(const qc_tensor_info *info, int64_t row0, int64_t n_rows,
     rows->n_rows = n_rows;
 }
 
-const qc_packing qc_packing_awq = {awq_parts, awq_pack, awq_unpack};
+const qc_packing qc_packing_awq = {false, awq_parts, awq_pack, awq_unpack};
 
 /* ---- compressed-tensors, packed: weight_packed[out, in / f], weight_scale[out, G], weight_shape[2],
  * weight_zero_point[out / f, G] ---- */
@@ -315,7 +315,7 @@ static void ct_packed_unpack(const qc_tensor_info *info, int64_t row0, int64_t n
     rows->n_rows = n_rows;
 }
 
-const qc_packing qc_packing_ct_packed = {ct_packed_parts, ct_packed_pack, ct_packed_unpack};
+const qc_packing qc_packing_ct_packed = {false, ct_packed_parts, ct_packed_pack, ct_packed_unpack};
 
 /* ---- compressed-tensors, bytes: weight[out, in], weight_scale[out, 1] ---- */
 
@@ -353,4 +353,82 @@ static void ct_int_unpack(const qc_tensor_info *info, int64_t row0, int64_t n_ro
     rows->n_rows = n_rows;
 }
 
-const qc_packing qc_packing_ct_int = {ct_int_parts, ct_int_pack, ct_int_unpack};
+const qc_packing qc_packing_ct_int = {false, ct_int_parts, ct_int_pack, ct_int_unpack};
+
+/* ---- ONNX (MatMulNBits, GatherBlockQuantized): weight_packed[out, in bits / 8], weight_scale[out, G],
+ * weight_zero_point[out, ceil(G bits / 8)] ---- */
+
+enum { ONNX_PACKED, ONNX_SCALE, ONNX_ZERO_POINT };
+
+static int64_t packed_bytes(int64_t n_codes, int bits)
+{
+    return (n_codes * bits + 7) / 8;
+}
+
+/* Codes of 4 or 8 bits to whole bytes; the last one may be filled up with 0. */
+static void pack_bytes(const uint8_t *codes, int64_t n, int bits, uint8_t *dst)
+{
+    if (bits == 8)
+        memcpy(dst, codes, (size_t)n);
+    for (int64_t i = 0; i < n && bits == 4; i += 2)
+        dst[i / 2] = (uint8_t)(codes[i] | (i + 1 < n ? codes[i + 1] << 4 : 0));
+}
+
+static void unpack_bytes(const uint8_t *src, int64_t n, int bits, uint8_t *codes)
+{
+    if (bits == 8)
+        memcpy(codes, src, (size_t)n);
+    for (int64_t i = 0; i < n && bits == 4; i++)
+        codes[i] = src[i / 2] >> (i % 2 * 4) & 15;
+}
+
+static int onnx_parts(const qc_tensor_info *info, qc_part parts[QC_MAX_PARTS])
+{
+    int64_t rows = qc_tensor_rows(info), cols = qc_tensor_cols(info), groups = qc_tensor_n_groups(info);
+    int bits = info->grid.bits;
+    parts[ONNX_PACKED] = (qc_part){"weight_packed", QC_DT_U8, 2, {rows, packed_bytes(cols, bits)}};
+    parts[ONNX_SCALE] = (qc_part){"weight_scale", QC_DT_F32, 2, {rows, groups}};
+    parts[ONNX_ZERO_POINT] = (qc_part){"weight_zero_point", QC_DT_U8, 2, {rows, packed_bytes(groups, bits)}};
+    return info->grid.symmetric ? 2 : 3;
+}
+
+static int onnx_pack(const qc_tensor_info *info, int64_t row0, const qc_code_rows *rows,
+                     void *const data[QC_MAX_PARTS], qc_err *err)
+{
+    int64_t cols = qc_tensor_cols(info), groups = qc_tensor_n_groups(info);
+    int bits = info->grid.bits;
+    int64_t code_bytes = packed_bytes(cols, bits), zero_bytes = packed_bytes(groups, bits);
+    QC_TRY(check_codes(info, rows, err));
+    for (int64_t r = 0; r < rows->n_rows; r++) {
+        int64_t row = row0 + r;
+        pack_bytes(rows->codes + r * cols, cols, bits, (uint8_t *)data[ONNX_PACKED] + row * code_bytes);
+        if (!info->grid.symmetric)
+            pack_bytes(rows->zeros + r * groups, groups, bits,
+                       (uint8_t *)data[ONNX_ZERO_POINT] + row * zero_bytes);
+        for (int64_t g = 0; g < groups; g++)
+            QC_TRY(put_scale(info, QC_DT_F32, rows->scales[r * groups + g], data[ONNX_SCALE],
+                             row * groups + g, err));
+    }
+    return QC_OK;
+}
+
+static void onnx_unpack(const qc_tensor_info *info, int64_t row0, int64_t n_rows,
+                        const void *const data[QC_MAX_PARTS], qc_code_rows *rows)
+{
+    int64_t cols = qc_tensor_cols(info), groups = qc_tensor_n_groups(info);
+    int bits = info->grid.bits;
+    int64_t code_bytes = packed_bytes(cols, bits), zero_bytes = packed_bytes(groups, bits);
+    for (int64_t r = 0; r < n_rows; r++) {
+        int64_t row = row0 + r;
+        unpack_bytes((const uint8_t *)data[ONNX_PACKED] + row * code_bytes, cols, bits,
+                     rows->codes + r * cols);
+        if (!info->grid.symmetric)
+            unpack_bytes((const uint8_t *)data[ONNX_ZERO_POINT] + row * zero_bytes, groups, bits,
+                         rows->zeros + r * groups);
+        for (int64_t g = 0; g < groups; g++)
+            rows->scales[r * groups + g] = get_scale(QC_DT_F32, data[ONNX_SCALE], row * groups + g);
+    }
+    rows->n_rows = n_rows;
+}
+
+const qc_packing qc_packing_onnx = {true, onnx_parts, onnx_pack, onnx_unpack};

@@ -19,6 +19,8 @@ typedef struct qc_part {
 size_t qc_part_bytes(const qc_part *part);
 
 typedef struct qc_packing {
+    bool by_rows; /* row r of every part is of row r of the matrix: a range of rows can be packed as a matrix
+                   */
     /* Parts of a matrix on the grid of *info, which the layout can hold; returns how many. */
     int (*parts)(const qc_tensor_info *info, qc_part parts[QC_MAX_PARTS]);
     /* Store rows row0 .. of the matrix, a multiple of QC_WRITER_ROWS except at its end, in parts that were
@@ -42,6 +44,10 @@ extern const qc_packing qc_packing_awq;
 /* weight_packed, weight_scale, weight_shape and, if the grid is not symmetric, weight_zero_point; 4 and 8
  * bits, width a multiple of 32 / bits, rows as well if there are zero points. */
 extern const qc_packing qc_packing_ct_packed;
+
+/* weight_packed and weight_zero_point as bytes, both along the inputs, low bits first; weight_scale. 4 and 8
+ * bits, groups of an even number of columns that divide the width. By rows. */
+extern const qc_packing qc_packing_onnx;
 
 /* weight as signed bytes and weight_scale, 8 bits, symmetric, one scale per row. */
 extern const qc_packing qc_packing_ct_int;

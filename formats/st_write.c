@@ -30,7 +30,8 @@ typedef struct shard {
     qc_outfile *file;
 } shard;
 
-struct qc_st_set {
+typedef struct st_set {
+    qc_part_set base; /* first: a qc_part_set pointer is one to this struct */
     uint64_t limit;
     entry *entries;
     int64_t n_entries, cap_entries;
@@ -38,23 +39,17 @@ struct qc_st_set {
     int n_shards;
     qc_map *names;
     char *index; /* text; NULL for a single file */
-};
+} st_set;
 
-int qc_st_set_new(uint64_t shard_bytes, qc_st_set **ret, qc_err *err)
+static st_set *self_of(qc_part_set *set)
 {
-    qc_st_set *set = qc_calloc(1, sizeof *set);
-    if (!set || !(set->names = qc_map_new(1024))) {
-        qc_free(set);
-        return qc_fail_nomem(err, "safetensors", sizeof *set);
-    }
-    set->limit = shard_bytes;
-    *ret = set;
-    return QC_OK;
+    return (st_set *)set;
 }
 
-int qc_st_set_add(qc_st_set *set, const char *name, qc_dtype dtype, int n_dims, const int64_t *shape,
+static int st_add(qc_part_set *base, const char *name, qc_dtype dtype, int n_dims, const int64_t *shape,
                   qc_err *err)
 {
+    st_set *set = self_of(base);
     assert(!set->shards && n_dims <= QC_MAX_DIMS);
     if (set->n_entries == set->cap_entries) {
         int64_t cap = set->cap_entries ? 2 * set->cap_entries : 256;
@@ -144,7 +139,7 @@ static int lay_out_shard(shard *s, entry *const *order, int64_t n, qc_err *err)
     return rc;
 }
 
-static void shard_name(const qc_st_set *set, int i, char ret[64])
+static void shard_name(const st_set *set, int i, char ret[64])
 {
     if (set->n_shards == 1)
         snprintf(ret, 64, "model.safetensors");
@@ -152,7 +147,7 @@ static void shard_name(const qc_st_set *set, int i, char ret[64])
         snprintf(ret, 64, "model-%05d-of-%05d.safetensors", i + 1, set->n_shards);
 }
 
-static int make_index(qc_st_set *set, qc_err *err)
+static int make_index(st_set *set, qc_err *err)
 {
     char name[64];
     uint64_t total = 0;
@@ -172,8 +167,9 @@ static int make_index(qc_st_set *set, qc_err *err)
     return set->index ? QC_OK : qc_fail_nomem(err, QC_HF_INDEX, (uint64_t)set->n_entries * 128);
 }
 
-int qc_st_set_layout(qc_st_set *set, uint64_t *ret_bytes, qc_err *err)
+static int st_layout(qc_part_set *base, uint64_t *ret_bytes, qc_err *err)
 {
+    st_set *set = self_of(base);
     uint64_t used = 0, sum = 0;
     set->n_shards = 1;
     for (int64_t i = 0; i < set->n_entries; i++) {
@@ -211,8 +207,9 @@ int qc_st_set_layout(qc_st_set *set, uint64_t *ret_bytes, qc_err *err)
 
 /* ---- files ---- */
 
-int qc_st_set_open(qc_st_set *set, qc_outfolder *folder, qc_err *err)
+static int st_open(qc_part_set *base, qc_outfolder *folder, qc_err *err)
 {
+    st_set *set = self_of(base);
     char name[64];
     for (int i = 0; i < set->n_shards; i++) {
         shard *s = &set->shards[i];
@@ -225,17 +222,19 @@ int qc_st_set_open(qc_st_set *set, qc_outfolder *folder, qc_err *err)
     return QC_OK;
 }
 
-int qc_st_set_write(qc_st_set *set, int64_t tensor, uint64_t offset, const void *data, size_t n_bytes,
+static int st_write(qc_part_set *base, int64_t tensor, uint64_t offset, const void *data, size_t n_bytes,
                     qc_err *err)
 {
+    st_set *set = self_of(base);
     const entry *e = &set->entries[tensor];
     shard *s = &set->shards[e->shard];
     assert(offset + n_bytes <= e->n_bytes);
     return qc_outfile_pwrite(s->file, data, n_bytes, 8 + s->header_bytes + e->offset + offset, err);
 }
 
-int qc_st_set_finish(qc_st_set *set, qc_outfolder *folder, qc_err *err)
+static int st_finish(qc_part_set *base, qc_outfolder *folder, qc_err *err)
 {
+    st_set *set = self_of(base);
     for (int i = 0; i < set->n_shards; i++) {
         qc_outfile *file = set->shards[i].file;
         set->shards[i].file = NULL; /* freed by commit, also on failure */
@@ -244,10 +243,9 @@ int qc_st_set_finish(qc_st_set *set, qc_outfolder *folder, qc_err *err)
     return set->index ? qc_outfolder_write(folder, QC_HF_INDEX, set->index, strlen(set->index), err) : QC_OK;
 }
 
-void qc_st_set_free(qc_st_set *set)
+static void st_free(qc_part_set *base)
 {
-    if (!set)
-        return;
+    st_set *set = self_of(base);
     for (int i = 0; set->shards && i < set->n_shards; i++) {
         qc_outfile_discard(set->shards[i].file);
         qc_free(set->shards[i].header);
@@ -259,4 +257,17 @@ void qc_st_set_free(qc_st_set *set)
     qc_free(set->index);
     qc_map_free(set->names);
     qc_free(set);
+}
+
+int qc_st_set_new(uint64_t shard_bytes, qc_part_set **ret, qc_err *err)
+{
+    st_set *set = qc_calloc(1, sizeof *set);
+    if (!set || !(set->names = qc_map_new(1024))) {
+        qc_free(set);
+        return qc_fail_nomem(err, "safetensors", sizeof *set);
+    }
+    set->base = (qc_part_set){st_add, st_layout, st_open, st_write, st_finish, st_free};
+    set->limit = shard_bytes;
+    *ret = &set->base;
+    return QC_OK;
 }

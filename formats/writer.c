@@ -9,8 +9,8 @@
 #include <string.h>
 
 static const qc_writer_format *const formats[] = {
-    &qc_qpk_writer_format, &qc_gptq_writer_format, &qc_awq_writer_format,
-    &qc_ct_writer_format,  &qc_hf_writer_format,   &qc_gguf_writer_format,
+    &qc_qpk_writer_format, &qc_gptq_writer_format, &qc_awq_writer_format,  &qc_ct_writer_format,
+    &qc_hf_writer_format,  &qc_gguf_writer_format, &qc_onnx_writer_format,
 };
 
 const qc_writer_format *qc_writer_format_at(int i)

@@ -62,6 +62,7 @@ struct qc_writer_format {
     const char *name;      /* as recipes and reports call it: "qpk" */
     const char *extension; /* of its files, with the dot; NULL: it is a folder */
     const char *types;     /* subtypes "a|b", the default first; NULL: it has none */
+    bool packs_whole;      /* a matrix on a grid is put together in memory before it is written */
     bool own_grids;        /* groups and types of scales are the format's, whatever the recipe says of them */
 
     /* How a tensor that the policy wants as *info would be stored: *info is changed to that. Another grid:

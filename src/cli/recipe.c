@@ -408,7 +408,7 @@ static int resolve_format(qc_recipe_emit *e, int i, qc_err *err)
     static const struct {
         const char *extension;
         qc_emit_format format;
-    } known[] = {{".qpk", QC_EMIT_QPK}, {".gguf", QC_EMIT_GGUF}, {".onnx", QC_EMIT_ONNX}};
+    } known[] = {{".qpk", QC_EMIT_QPK}, {".gguf", QC_EMIT_GGUF}};
     char names[128];
     size_t n = strlen(e->path);
     format_names(names, sizeof names);
@@ -421,10 +421,6 @@ static int resolve_format(qc_recipe_emit *e, int i, qc_err *err)
                        "emit[%d]: the extension of '%s' names no format; use .qpk or give the format (%s)", i,
                        e->path, names);
     const qc_writer_format *format = qc_recipe_format(e);
-    if (!format)
-        return qc_fail(err, QC_E_UNSUPPORTED,
-                       "emit[%d]: the format of '%s' is not supported yet (supported: %s)", i, e->path,
-                       names);
     if (e->type && (!format->types || qc_word_find(format->types, e->type) < 0))
         return qc_fail(err, QC_E_USAGE, "emit[%d].type: '%.40s' is no type of %s (%s)", i, e->type,
                        format->name, format->types ? format->types : "it has none");

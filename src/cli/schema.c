@@ -251,8 +251,7 @@ static const qc_key run_keys[] = {
 static const qc_key emit_keys[] = {
 #define S qc_recipe_emit
     {"format", QC_KEY_ENUM, FIELD(S, format), .words = "auto|qpk|gptq|awq|compressed-tensors|gguf|onnx|hf",
-     .now = "auto|qpk|gptq|awq|compressed-tensors|gguf|hf", .deflt = "auto",
-     .help = "format of the output; auto goes by the extension of its path"},
+     .deflt = "auto", .help = "format of the output; auto goes by the extension of its path, .qpk or .gguf"},
     {"path", QC_KEY_PATH, FIELD(S, path), .required = true, .help = "where the output is written"},
     {"type", QC_KEY_STRING, FIELD(S, type),
      .help = "subtype of the format (gptq: v1, v2; hf: bf16, f16, f32; gguf: q4_k_m and others)"},

@@ -6,38 +6,13 @@
 
 #include "backend.h"
 #include "qc_err.h"
+#include "qc_rope.h"
 #include "qc_source.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
 typedef struct qc_family qc_family; /* family.h: a row of the family table */
-
-typedef enum {
-    QC_ROPE_DEFAULT = 0,
-    QC_ROPE_LINEAR,
-    QC_ROPE_DYNAMIC,
-    QC_ROPE_YARN,
-    QC_ROPE_LLAMA3,
-    QC_ROPE_LONGROPE
-} qc_rope_kind;
-
-#define QC_ROPE_FACTORS 128 /* pairs of a head that longrope can have */
-
-typedef struct qc_rope_config {
-    qc_rope_kind kind;
-    double theta;
-    double partial_rotary_factor; /* 1 = the whole head rotates */
-    double factor;                /* of the scaling kinds */
-    int64_t original_max_positions;
-    double low_freq_factor, high_freq_factor; /* llama3 */
-    double beta_fast, beta_slow;              /* yarn */
-    double attention_factor;                  /* yarn, longrope: multiplies cos and sin */
-    bool truncate;                            /* yarn: round the correction range to whole dimensions */
-    /* longrope: each pair's wavelength grows by its factor; the long ones count in sequences beyond the
-     * original length */
-    double short_factors[QC_ROPE_FACTORS], long_factors[QC_ROPE_FACTORS];
-} qc_rope_config;
 
 typedef enum {
     QC_QK_NORM_NONE = 0,

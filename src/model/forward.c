@@ -5,7 +5,6 @@
 
 #include "qc_alloc.h"
 #include "qc_math.h"
-#include "rope.h"
 
 #include <string.h>
 
@@ -415,8 +414,7 @@ typedef struct path_rows {
     float *q, *k, *v, *out; /* [longest, heads * head_dim], kv: [.., n_kv_heads * head_dim] */
 } path_rows;
 
-static int copy_rows(qc_backend *be, float *dst, const float *src, int64_t n_rows, int64_t width,
-                     qc_err *err)
+static int copy_rows(qc_backend *be, float *dst, const float *src, int64_t n_rows, int64_t width, qc_err *err)
 {
     return be->scale(be, dst, src, 1, n_rows * width, err);
 }

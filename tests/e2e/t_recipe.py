@@ -173,7 +173,7 @@ def case_mistakes():
         (3, ["path"], {"emit": [{"format": "qpk"}]}),
         (2, ["no output"], {"emit": None}),
         (2, ["no model"], {"model": None}),
-        (4, ["onnx"], {"emit": [{"path": "a.onnx"}]}),
+        (2, ["a.onnx", "names no format"], {"emit": [{"path": "a.onnx"}]}),
         (3, ["bits", "4.5"], {"quantize": {"weights": {"bits": 4.5}}}),
         (3, ["group", "17"], {"quantize": {"weights": {"group": 17}}}),
         (4, ["down_proj", "48"], {"quantize": {"weights": {"group": 48}}}),

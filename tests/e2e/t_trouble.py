@@ -179,8 +179,8 @@ def case_recipe_keys():
         f.write(f"model: {TINY}\nquantize:\n  method: gptq\nemit:\n  - {{path: a.qpk}}\n")
     fails(2, ["quantize.method", "calibration.text"], "r.yaml")
     with open("r.yaml", "w", encoding="utf-8") as f:
-        f.write(f"model: {TINY}\nemit:\n  - {{path: a.onnx, format: onnx}}\n")
-    fails(4, ["onnx"], "r.yaml")
+        f.write(f"model: {TINY}\nemit:\n  - {{path: a.tflite}}\n")
+    fails(2, ["a.tflite", "names no format"], "r.yaml")
     with open("r.yaml", "w", encoding="utf-8") as f:
         f.write(f"model: {TINY}\nquantise: {{bits: 4}}\nemit:\n  - {{path: a.qpk}}\n")
     fails(3, ["r.yaml:2", "quantise"], "r.yaml")

@@ -636,7 +636,7 @@ static const file_case no_folders[] = {
     {"model.safetensors", "12345678{}", "give the folder that holds it and its config.json",
      QC_E_UNSUPPORTED},
     {"config.json", "{}", "a json file is no model", QC_E_UNSUPPORTED},
-    {"m.onnx", "xx", "ONNX files are not read", QC_E_UNSUPPORTED},
+    {"m.onnx", "xx", "one ONNX file is no model", QC_E_UNSUPPORTED},
     {"pytorch_model.bin", "PK", "PyTorch pickle files are not read", QC_E_UNSUPPORTED},
     {"some.thing", "hello", "neither a checkpoint folder nor a packed file", QC_E_INPUT},
     {"empty.qpk", "", "empty file", QC_E_INPUT},

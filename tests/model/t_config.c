@@ -7,7 +7,6 @@
 #include "qc_json.h"
 #include "qc_log.h"
 #include "qc_test.h"
-#include "rope.h"
 
 #include <math.h>
 

@@ -1,6 +1,15 @@
-#include "rope.h"
+#include "qc_rope.h"
 
 #include <math.h>
+
+const char *qc_rope_kind_name(qc_rope_kind kind)
+{
+    static const char *const names[] = {
+        [QC_ROPE_DEFAULT] = "default", [QC_ROPE_LINEAR] = "linear", [QC_ROPE_DYNAMIC] = "dynamic",
+        [QC_ROPE_YARN] = "yarn",       [QC_ROPE_LLAMA3] = "llama3", [QC_ROPE_LONGROPE] = "longrope",
+    };
+    return names[kind];
+}
 
 #define TWO_PI 6.283185307179586476925
 
