@@ -139,7 +139,7 @@ static void add_names(cJSON *to, const char *const (*names)[2], int n)
         cJSON_AddStringToObject(to, names[i][0], names[i][1]);
 }
 
-static cJSON *make_decoder(const qc_onnx_model *m)
+static void add_decoder(cJSON *model, const qc_onnx_model *m)
 {
     static const char *const inputs[][2] = {{"input_ids", "input_ids"},
                                             {"attention_mask", "attention_mask"},
@@ -148,7 +148,8 @@ static cJSON *make_decoder(const qc_onnx_model *m)
     static const char *const outputs[][2] = {{"logits", "logits"},
                                              {"present_key_names", "present.%d.key"},
                                              {"present_value_names", "present.%d.value"}};
-    cJSON *decoder = cJSON_CreateObject(), *options = cJSON_AddObjectToObject(decoder, "session_options");
+    cJSON *decoder = cJSON_AddObjectToObject(model, "decoder"),
+          *options = cJSON_AddObjectToObject(decoder, "session_options");
     cJSON_AddStringToObject(options, "log_id", "onnxruntime-genai");
     cJSON_AddArrayToObject(options, "provider_options");
     cJSON_AddStringToObject(decoder, "filename", QC_ONNX_GRAPH_FILE);
@@ -159,13 +160,12 @@ static cJSON *make_decoder(const qc_onnx_model *m)
     cJSON_AddNumberToObject(decoder, "num_hidden_layers", (double)m->n_layers);
     add_names(cJSON_AddObjectToObject(decoder, "inputs"), inputs, 4);
     add_names(cJSON_AddObjectToObject(decoder, "outputs"), outputs, 3);
-    return decoder;
 }
 
 /* Greedy search: what a model is compared with. Programs that sample set their own options. */
-static cJSON *make_search(const qc_onnx_model *m)
+static void add_search(cJSON *doc, const qc_onnx_model *m)
 {
-    cJSON *search = cJSON_CreateObject();
+    cJSON *search = cJSON_AddObjectToObject(doc, "search");
     cJSON_AddBoolToObject(search, "do_sample", false);
     cJSON_AddNumberToObject(search, "max_length", (double)m->n_positions);
     cJSON_AddNumberToObject(search, "min_length", 0);
@@ -176,7 +176,6 @@ static cJSON *make_search(const qc_onnx_model *m)
     cJSON_AddNumberToObject(search, "temperature", 1);
     cJSON_AddNumberToObject(search, "top_k", 1);
     cJSON_AddNumberToObject(search, "top_p", 1);
-    return search;
 }
 
 static int make_genai(const qc_onnx_model *m, const qc_metas *metas, qc_buf *ret, qc_err *err)
@@ -194,8 +193,8 @@ static int make_genai(const qc_onnx_model *m, const qc_metas *metas, qc_buf *ret
     cJSON_AddNumberToObject(model, "pad_token_id", eos && eos->n_elems ? (double)eos->array[0] : 0);
     cJSON_AddNumberToObject(model, "context_length", (double)m->n_positions);
     cJSON_AddNumberToObject(model, "vocab_size", (double)m->vocab);
-    cJSON_AddItemToObject(model, "decoder", make_decoder(m));
-    cJSON_AddItemToObject(doc, "search", make_search(m));
+    add_decoder(model, m);
+    add_search(doc, m);
     doc = qc_json_watched(doc);
     char *text = doc ? qc_json_print(doc) : NULL;
     cJSON_Delete(doc);

@@ -473,7 +473,7 @@ static void put_all(graph *g)
     put_signature(g);
     put_lengths(g);
     /* a tied table is stored under one of its two names */
-    bool other = g->contents->tied && !tensor(g, "model.embed_tokens.weight");
+    bool other = g->contents->tied && tensor(g, "lm_head.weight");
     const char *table = other ? "lm_head" : "model.embed_tokens";
     put_embedding(g, table, x);
     for (int64_t i = 0; i < g->model->n_layers && g->rc == QC_OK; i++)

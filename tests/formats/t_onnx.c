@@ -7,8 +7,11 @@
 #include "qc_alloc.h"
 #include "qc_file.h"
 #include "safetensors.h"
+#include "writer.h"
 
 #include "qc_test.h"
+
+#include <unistd.h>
 
 enum { ROWS = 8, COLS = 64, DATA_BYTES = 3456 };
 
@@ -275,14 +278,201 @@ START_TEST(failing_allocations)
 }
 END_TEST
 
+/* ---- the writer ---- */
+
+enum { HIDDEN = 32, VOCAB = 64 };
+
+/* Tensors of a llama of one layer; matrices of the layer are on a grid. */
+static const char *const tensors[] = {"model.embed_tokens.weight",
+                                      "model.layers.0.input_layernorm.weight",
+                                      "model.layers.0.self_attn.q_proj.weight",
+                                      "model.layers.0.self_attn.k_proj.weight",
+                                      "model.layers.0.self_attn.v_proj.weight",
+                                      "model.layers.0.self_attn.o_proj.weight",
+                                      "model.layers.0.post_attention_layernorm.weight",
+                                      "model.layers.0.mlp.gate_proj.weight",
+                                      "model.layers.0.mlp.up_proj.weight",
+                                      "model.layers.0.mlp.down_proj.weight",
+                                      "model.norm.weight"};
+enum { N_TENSORS = sizeof tensors / sizeof tensors[0] };
+
+static void describe(int i, qc_tensor_use *use, qc_tensor_info *info)
+{
+    bool norm = strstr(tensors[i], "norm") != NULL;
+    *use = (qc_tensor_use){.kind = norm     ? QC_KIND_VECTOR
+                                   : i == 0 ? QC_KIND_EMBEDDING
+                                            : QC_KIND_LINEAR,
+                           .n_layers = 1,
+                           .source = QC_DT_BF16};
+    *info = (qc_tensor_info){.name = tensors[i], .n_dims = norm ? 1 : 2};
+    info->shape[0] = i == 0 ? VOCAB : HIDDEN;
+    info->shape[1] = norm ? 0 : HIDDEN;
+    info->dtype = norm ? QC_DT_F32 : i == 0 ? QC_DT_BF16 : QC_DT_GRID;
+    if (info->dtype == QC_DT_GRID)
+        info->grid =
+            (qc_grid){.kind = QC_GRID_AFFINE, .bits = 4, .group_elems = 16, .scale_dtype = QC_DT_F16};
+}
+
+static int put_tensor(qc_writer *w, int i, qc_err *err)
+{
+    static const uint16_t dense[VOCAB * HIDDEN];
+    static uint8_t codes[HIDDEN * HIDDEN], zeros[HIDDEN * 2];
+    static float scales[HIDDEN * 2];
+    qc_tensor_use use;
+    qc_tensor_info info;
+    describe(i, &use, &info);
+    QC_TRY(w->begin_tensor(w, &info, err));
+    for (int k = 0; k < HIDDEN * HIDDEN; k++)
+        codes[k] = (uint8_t)((k * 7 + i) % 16);
+    for (int k = 0; k < HIDDEN * 2; k++) {
+        zeros[k] = (uint8_t)(k % 16);
+        scales[k] = 0.25f * (float)(k + 1);
+    }
+    for (int row = 0; row < HIDDEN && info.dtype == QC_DT_GRID; row += 16) {
+        qc_code_rows rows = {.n_rows = 16,
+                             .codes = codes + row * HIDDEN,
+                             .scales = scales + row * 2,
+                             .zeros = zeros + row * 2};
+        QC_TRY(w->put_codes(w, &rows, err));
+    }
+    if (info.dtype != QC_DT_GRID)
+        QC_TRY(w->put_dense(w, dense, qc_tensor_rows(&info), err));
+    return w->end_tensor(w, err);
+}
+
+/* Everything but tensor number `without`. */
+static int put_all(qc_writer *w, int without, qc_err *err)
+{
+    static const struct {
+        const char *key;
+        uint64_t value;
+    } sizes[] = {{"model.hidden", HIDDEN}, {"model.layers", 1},        {"model.heads", 2},
+                 {"model.kv_heads", 2},    {"model.head_dim", 16},     {"model.ffn", HIDDEN},
+                 {"model.vocab", VOCAB},   {"model.max_positions", 8}, {"model.tied", 1},
+                 {"model.rotary_dim", 16}};
+    uint64_t n_bytes;
+    qc_meta family = {.key = "model.family", .type = QC_META_STRING, .string = "llama"},
+            act = {.key = "model.activation", .type = QC_META_STRING, .string = "silu"},
+            rope = {.key = "rope.kind", .type = QC_META_STRING, .string = "default"};
+    QC_TRY(w->add_meta(w, &family, err));
+    QC_TRY(w->add_meta(w, &act, err));
+    QC_TRY(w->add_meta(w, &rope, err));
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        QC_TRY(
+            w->add_meta(w, &(qc_meta){.key = sizes[i].key, .type = QC_META_U64, .u64 = sizes[i].value}, err));
+    QC_TRY(w->add_file(w, "config.json", "{\"model_type\": \"llama\"}", 23, err));
+    for (int i = 0; i < N_TENSORS; i++) {
+        qc_tensor_use use;
+        qc_tensor_info info;
+        describe(i, &use, &info);
+        if (i != without)
+            QC_TRY(w->declare(w, &use, &info, err));
+    }
+    QC_TRY(w->size(w, &n_bytes, err));
+    for (int i = 0; i < N_TENSORS; i++)
+        if (i != without)
+            QC_TRY(put_tensor(w, i, err));
+    return QC_OK;
+}
+
+static int write_folder(const char *path, int without, qc_err *err)
+{
+    const char *temp;
+    qc_writer *w = NULL;
+    QC_TRY(qc_writer_format_find("onnx")->create(&(qc_writer_options){.path = path}, &w, err));
+    int rc = put_all(w, without, err);
+    if (rc == QC_OK)
+        rc = w->finish(w, &temp, err);
+    if (rc == QC_OK)
+        return w->publish(w, NULL, err);
+    qc_writer_discard(w);
+    return rc;
+}
+
+static char scratch[64];
+
+static void make_scratch(char path[80])
+{
+    snprintf(scratch, sizeof scratch, "/tmp/qc-onnx-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(scratch));
+    snprintf(path, 80, "%s/m", scratch);
+}
+
+static void remove_scratch(void)
+{
+    char command[96];
+    snprintf(command, sizeof command, "rm -r %s", scratch);
+    ck_assert_int_eq(system(command), 0);
+}
+
+START_TEST(written)
+{
+    char path[80];
+    qc_source *src;
+    qc_err err = {0};
+    make_scratch(path);
+    ck_assert_msg(write_folder(path, -1, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_onnx_open(path, &src, &err) == QC_OK, "%s", err.msg);
+    ck_assert_int_eq(src->n_tensors, N_TENSORS);
+    float row[HIDDEN];
+    int64_t t = src->find(src, tensors[9]);
+    ck_assert_int_eq(src->read_rows(src, t, 20, 1, row, &err), QC_OK);
+    for (int c = 0; c < HIDDEN; c++) {
+        int at = 20 * 2 + c / 16;
+        ck_assert(row[c] == 0.25f * (float)(at + 1) * (float)(((20 * HIDDEN + c) * 7 + 9) % 16 - at % 16));
+    }
+    qc_source_close(src);
+    remove_scratch();
+}
+END_TEST
+
+START_TEST(tensors_that_the_graph_needs)
+{
+    for (int i = 0; i < N_TENSORS; i++) {
+        char path[80];
+        qc_err err = {0};
+        make_scratch(path);
+        ck_assert_int_eq(write_folder(path, i, &err), QC_E_INPUT);
+        ck_assert_msg(strstr(err.msg, "needs a tensor") && strstr(err.msg, tensors[i]), "%s", err.msg);
+        ck_assert_int_eq(rmdir(scratch), 0); /* nothing was written */
+    }
+}
+END_TEST
+
+START_TEST(failing_allocations_of_the_writer)
+{
+    for (long nth = 1;; nth++) {
+        char path[80];
+        qc_err err = {0};
+        make_scratch(path);
+        qc_alloc_fail_at(nth);
+        int rc = write_folder(path, -1, &err);
+        long made = qc_alloc_fail_at(0);
+        if (rc == QC_OK) {
+            remove_scratch();
+            if (made < nth)
+                break;
+            continue; /* a folder is synced as far as that goes */
+        }
+        ck_assert_msg(rc == QC_E_RESOURCE && *err.msg, "allocation %ld: %d %s", nth, rc, err.msg);
+        ck_assert_msg(rmdir(scratch) == 0, "allocation %ld left files", nth);
+        ck_assert_int_lt(nth, 10000);
+    }
+}
+END_TEST
+
 int main(void)
 {
-    return run_tests("onnx", (test_case[]){{"values of the engine", values_of_the_engine},
-                                           {"codes and parts", codes_and_parts},
-                                           {"wire format", wire_format},
-                                           {"wire format broken", wire_format_broken},
-                                           {"bad graphs", bad_graphs},
-                                           {"cut off", cut_off},
-                                           {"failing allocations", failing_allocations},
-                                           {NULL, NULL}});
+    return run_tests("onnx",
+                     (test_case[]){{"values of the engine", values_of_the_engine},
+                                   {"codes and parts", codes_and_parts},
+                                   {"wire format", wire_format},
+                                   {"wire format broken", wire_format_broken},
+                                   {"bad graphs", bad_graphs},
+                                   {"cut off", cut_off},
+                                   {"failing allocations", failing_allocations},
+                                   {"written", written},
+                                   {"tensors that the graph needs", tensors_that_the_graph_needs},
+                                   {"failing allocations of the writer", failing_allocations_of_the_writer},
+                                   {NULL, NULL}});
 }
