@@ -1,8 +1,11 @@
 """Statistics made earlier in place of a text: the bytes of a run on the text itself, what the report and the journal say,
 importance matrices, and files that are refused."""
+import json
 import os
 import resource
 import shutil
+import struct
+import zlib
 
 from e2e import BUILD_ROOT, DEMO, SOURCE_ROOT, TINY, check, copy_model, fails, load, main, poke, run, same, sha256, succeeds
 
@@ -135,15 +138,22 @@ def case_another_model():
     fails(3, ["tiny.qcs", "layers"], *given("tiny.qcs", "--method", "gptq"))
 
 
-def case_mistakes():
+def case_mistakes():  # K-5
     make("c.qcs")
     with open("c.qcs", "rb") as f:
         data = f.read()
-    for name, content in (("cut.qcs", data[:-1000]), ("flip.qcs", data[:-500] + bytes([data[-500] ^ 8]) + data[-499:]), ("text.qcs", b"Not statistics.\n")):
+    none = json.loads(data[32:32 + struct.unpack_from("<Q", data, 16)[0]])  # a whole file that holds nothing
+    none["model"]["layers"] = 0
+    none = json.dumps(none).encode()
+    head = data[:16] + struct.pack("<QI", len(none), zlib.crc32(none))
+    for name, content in (("empty.qcs", b""), ("magic.qcs", data[:8] + bytes(24)), ("none.qcs", head + struct.pack("<I", zlib.crc32(head)) + none), ("cut.qcs", data[:-1000]), ("flip.qcs", data[:-500] + bytes([data[-500] ^ 8]) + data[-499:]), ("text.qcs", b"Not statistics.\n")):
         with open(name, "wb") as f:
             f.write(content)
     before = sorted(os.listdir("."))
     cases = [
+        (3, ["empty.qcs", "no statistics file"], "empty.qcs", []),
+        (3, ["magic.qcs", "damaged", "header"], "magic.qcs", []),
+        (3, ["none.qcs", "damaged", "description is not complete"], "none.qcs", []),
         (3, ["cut.qcs", "damaged", "cut"], "cut.qcs", ["--method", "gptq"]),
         (3, ["flip.qcs", "damaged", "checksum"], "flip.qcs", ["--method", "gptq"]),
         (3, ["text.qcs", "no statistics file"], "text.qcs", []),

@@ -1,6 +1,5 @@
 /* Rotary embedding in config.json: bases, kinds of scaling and their numbers; cases C-3 and C-4. */
 #include "config_change.h"
-#include "rope.h"
 
 #include <math.h>
 
