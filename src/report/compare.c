@@ -35,18 +35,23 @@ static bool add_figure(cJSON *list, const char *name, double a, double b, bool c
     return differ;
 }
 
-static bool add_figures(cJSON *list, const qc_report_pair *pair, double tolerance)
+static bool add_figures(cJSON *list, qc_report_part a, qc_report_part b, double tolerance)
 {
     static const char *const names[] = {"ppl",      "ppl_reference", "ppl_ratio", "delta_nll",
                                         "kld_mean", "kld_p99",       "kld_max",   "top1"};
-    qc_report_part a = qc_report_part_at(pair->a, 0), b = qc_report_part_at(pair->b, 0);
     bool any = add_figure(list, "size_bytes", qc_report_number(a.artifact, "bytes"),
                           qc_report_number(b.artifact, "bytes"), true, tolerance);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         any |= add_figure(list, names[i], qc_report_number(a.evaluation, names[i]),
                           qc_report_number(b.evaluation, names[i]), true, tolerance);
-    any |= add_figure(list, "fallbacks", qc_report_events(pair->a, NULL), qc_report_events(pair->b, NULL),
-                      true, tolerance);
+    return any;
+}
+
+/* Figures of the whole run. */
+static bool add_run_figures(cJSON *list, const qc_report_pair *pair, double tolerance)
+{
+    bool any = add_figure(list, "fallbacks", qc_report_events(pair->a, NULL), qc_report_events(pair->b, NULL),
+                          true, tolerance);
     add_figure(list, "seconds", qc_report_number(qc_json_get(pair->a, "timings"), "total"),
                qc_report_number(qc_json_get(pair->b, "timings"), "total"), false, tolerance);
     add_figure(list, "peak_rss_bytes", qc_report_number(pair->a, "peak_rss_bytes"),
@@ -139,26 +144,76 @@ static void add_settings(cJSON *list, const cJSON *a, const cJSON *b, const char
     cJSON_free(y);
 }
 
-cJSON *qc_compare_make(const qc_report_pair *pair, double tolerance)
+static void add_path(cJSON *item, const char *key, const cJSON *artifact)
+{
+    if (artifact)
+        cJSON_AddStringToObject(item, key, qc_report_string(artifact, "path"));
+    else
+        cJSON_AddNullToObject(item, key);
+}
+
+/* What one output became, nothing if none answers. True if it differs. */
+static bool add_output(cJSON *item, qc_report_part a, qc_report_part b, double tolerance)
 {
     int n_tensors = 0;
-    qc_report_part a = qc_report_part_at(pair->a, 0), b = qc_report_part_at(pair->b, 0);
+    bool alone = a.artifact && !b.artifact;
+    add_path(item, "output_a", a.artifact);
+    add_path(item, "output_b", b.artifact);
+    cJSON *figures = cJSON_AddArrayToObject(item, "figures"),
+          *windows = cJSON_AddObjectToObject(item, "windows");
+    bool any = alone || add_figures(figures, a, b, tolerance);
+    add_windows(windows, a.evaluation, b.evaluation, "nll");
+    add_windows(windows, a.evaluation, b.evaluation, "kld");
+    cJSON *tensors = tensors_json(alone ? NULL : a.tensors, b.tensors, tolerance, &n_tensors);
+    cJSON_AddNumberToObject(item, "tensors_that_differ", n_tensors);
+    if (!cJSON_AddItemToObject(item, "tensors", tensors))
+        cJSON_Delete(tensors);
+    return any || n_tensors > 0;
+}
+
+/* Outputs behind the first of a, and those of b that answer to none. True if one differs. */
+static bool add_others(cJSON *doc, const qc_report_pair *pair, const int *match, double tolerance)
+{
+    cJSON *others = cJSON_AddArrayToObject(doc, "others"), *left = cJSON_AddArrayToObject(doc, "only_in_b");
+    int n_a = qc_report_n_parts(pair->a);
+    bool any = false;
+    for (int i = 1; i < n_a; i++) {
+        cJSON *item = qc_json_add_item(others, cJSON_CreateObject());
+        qc_report_part b = match[i] < 0 ? (qc_report_part){0} : qc_report_part_at(pair->b, match[i]);
+        any |= add_output(item, qc_report_part_at(pair->a, i), b, tolerance);
+    }
+    for (int k = 0; k < qc_report_n_parts(pair->b); k++) {
+        bool found = false;
+        for (int i = 0; i < n_a; i++)
+            found = found || match[i] == k;
+        if (!found)
+            qc_json_add_item(
+                left, cJSON_CreateString(qc_report_string(qc_report_part_at(pair->b, k).artifact, "path")));
+        any |= !found;
+    }
+    return any;
+}
+
+cJSON *qc_compare_make(const qc_report_pair *pair, double tolerance)
+{
+    int *match;
+    if (qc_subject_match(pair, &match, NULL) < 0)
+        return NULL;
+    int first = qc_report_n_parts(pair->a) > 0 ? match[0] : 0;
+    qc_report_part a = qc_report_part_at(pair->a, 0),
+                   b = first < 0 ? (qc_report_part){0} : qc_report_part_at(pair->b, first);
     qc_json_watch();
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "schema", QC_COMPARISON_SCHEMA);
     cJSON_AddStringToObject(doc, "a", pair->a_name);
     cJSON_AddStringToObject(doc, "b", pair->b_name);
     cJSON_AddNumberToObject(doc, "confidence", CONFIDENCE);
-    bool any = add_figures(cJSON_AddArrayToObject(doc, "figures"), pair, tolerance);
-    cJSON *windows = cJSON_AddObjectToObject(doc, "windows");
-    add_windows(windows, a.evaluation, b.evaluation, "nll");
-    add_windows(windows, a.evaluation, b.evaluation, "kld");
-    cJSON *tensors = tensors_json(a.tensors, b.tensors, tolerance, &n_tensors);
-    cJSON_AddNumberToObject(doc, "tensors_that_differ", n_tensors);
-    if (!cJSON_AddItemToObject(doc, "tensors", tensors))
-        cJSON_Delete(tensors);
+    bool any = add_output(doc, a, b, tolerance);
+    any |= add_run_figures(cJSON_GetObjectItemCaseSensitive(doc, "figures"), pair, tolerance);
+    any |= add_others(doc, pair, match, tolerance);
     add_settings(cJSON_AddArrayToObject(doc, "settings"), qc_json_get(pair->a, "recipe"),
                  qc_json_get(pair->b, "recipe"), "");
-    cJSON_AddBoolToObject(doc, "same", !any && n_tensors == 0);
+    cJSON_AddBoolToObject(doc, "same", !any);
+    qc_free(match);
     return qc_json_watched(doc);
 }

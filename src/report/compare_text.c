@@ -29,10 +29,10 @@ static void put_text_figure(qc_out *out, const cJSON *f, bool markdown)
         qc_put(out, "%s\n", cJSON_IsTrue(qc_json_get(f, "differs")) ? "  differs" : "");
 }
 
-static void put_windows(qc_out *out, const cJSON *doc, bool markdown)
+static void put_windows(qc_out *out, const cJSON *item, double confidence, bool markdown)
 {
     const cJSON *w;
-    cJSON_ArrayForEach(w, qc_json_get(doc, "windows"))
+    cJSON_ArrayForEach(w, qc_json_get(item, "windows"))
     {
         double lower = qc_report_number(w, "lower"), upper = qc_report_number(w, "upper");
         const char *verdict = lower == 0 && upper == 0 ? "equal"
@@ -42,7 +42,7 @@ static void put_windows(qc_out *out, const cJSON *doc, bool markdown)
         qc_put(out, "%s%s over %.0f windows: %+.6f nats, %+.6f to %+.6f at %.0f %%: %s\n",
                markdown ? "- " : "  ", strcmp(w->string, "nll") == 0 ? "NLL" : "KL divergence",
                qc_report_number(w, "windows"), qc_report_number(w, "difference"), lower, upper,
-               100 * qc_report_number(doc, "confidence"), verdict);
+               100 * confidence, verdict);
     }
 }
 
@@ -54,21 +54,34 @@ static void put_name(qc_out *out, const char *text, bool markdown)
         qc_put_line(out, text);
 }
 
-static void put_tensors(qc_out *out, const cJSON *doc, bool markdown)
+/* "4 bits, error 0.01"; without an error where nothing was rounded. */
+static void put_tensor(qc_out *out, double bits, double error)
+{
+    if (isnan(bits))
+        qc_put(out, "none");
+    else
+        qc_put(out, "%.4g bits", bits);
+    if (isfinite(error))
+        qc_put(out, ", error %.4g", error);
+}
+
+static void put_tensors(qc_out *out, const cJSON *item, bool markdown)
 {
     const cJSON *t;
-    double n = qc_report_number(doc, "tensors_that_differ");
+    double n = qc_report_number(item, "tensors_that_differ");
     if (n == 0)
         return;
     qc_put(out, "%s%.0f tensor%s differ%s\n%s", markdown ? "\n" : "  ", n, n == 1 ? "" : "s",
            n == 1 ? "s" : "", markdown ? "\n" : "");
-    cJSON_ArrayForEach(t, qc_json_get(doc, "tensors"))
+    cJSON_ArrayForEach(t, qc_json_get(item, "tensors"))
     {
         qc_put(out, markdown ? "- " : "    ");
         put_name(out, qc_report_string(t, "name"), markdown);
-        qc_put(out, ": %.4g bits, error %.4g -> %.4g bits, %.4g\n", qc_report_number(t, "bits_a"),
-               qc_report_number(t, "relative_error_a"), qc_report_number(t, "bits_b"),
-               qc_report_number(t, "relative_error_b"));
+        qc_put(out, ": ");
+        put_tensor(out, qc_report_number(t, "bits_a"), qc_report_number(t, "relative_error_a"));
+        qc_put(out, " -> ");
+        put_tensor(out, qc_report_number(t, "bits_b"), qc_report_number(t, "relative_error_b"));
+        qc_put(out, "\n");
     }
 }
 
@@ -91,21 +104,47 @@ static void put_settings(qc_out *out, const cJSON *doc, bool markdown)
     }
 }
 
+/* One output: its names where there are several, its figures, windows, tensors. */
+static void put_output(qc_out *out, const cJSON *item, bool named, double confidence, bool markdown)
+{
+    const char *b = qc_report_string(item, "output_b");
+    const cJSON *f, *figures = qc_json_get(item, "figures");
+    if (named) {
+        qc_put(out, markdown ? "\n**" : "  output ");
+        put_name(out, qc_report_string(item, "output_a"), markdown);
+        qc_put(out, " -> ");
+        put_name(out, *b ? b : "none", markdown);
+        qc_put(out, markdown ? "**\n" : "\n");
+    }
+    if (markdown && cJSON_GetArraySize(figures) > 0)
+        qc_put(out, "\n| figure | first | second | | |\n|---|--:|--:|--:|---|\n");
+    cJSON_ArrayForEach(f, figures) put_text_figure(out, f, markdown);
+    qc_put(out, markdown ? "\n" : "");
+    put_windows(out, item, confidence, markdown);
+    put_tensors(out, item, markdown);
+}
+
 int qc_compare_render(const cJSON *comparison, qc_render_format format, qc_buf *ret, qc_err *err)
 {
     qc_out out = {.buf = ret, .err = err};
     bool markdown = format == QC_RENDER_MARKDOWN, same = cJSON_IsTrue(qc_json_get(comparison, "same"));
-    const cJSON *f;
+    const cJSON *item, *others = qc_json_get(comparison, "others"),
+                       *left = qc_json_get(comparison, "only_in_b");
+    bool named = cJSON_GetArraySize(others) + cJSON_GetArraySize(left) > 0;
+    double confidence = qc_report_number(comparison, "confidence");
     qc_put(&out, markdown ? "### " : "");
     put_name(&out, qc_report_string(comparison, "a"), markdown);
     qc_put(&out, " -> ");
     put_name(&out, qc_report_string(comparison, "b"), markdown);
     qc_put(&out, ": %s\n", same ? "the same" : "different");
-    qc_put(&out, markdown ? "\n| figure | first | second | | |\n|---|--:|--:|--:|---|\n" : "");
-    cJSON_ArrayForEach(f, qc_json_get(comparison, "figures")) put_text_figure(&out, f, markdown);
-    qc_put(&out, markdown ? "\n" : "");
-    put_windows(&out, comparison, markdown);
-    put_tensors(&out, comparison, markdown);
+    put_output(&out, comparison, named, confidence, markdown);
+    cJSON_ArrayForEach(item, others) put_output(&out, item, named, confidence, markdown);
+    cJSON_ArrayForEach(item, left)
+    {
+        qc_put(&out, markdown ? "\n**none -> " : "  output none -> ");
+        put_name(&out, cJSON_GetStringValue(item), markdown);
+        qc_put(&out, markdown ? "**\n" : "\n");
+    }
     put_settings(&out, comparison, markdown);
     return out.rc;
 }

@@ -1,5 +1,6 @@
 #include "subject.h"
 
+#include "qc_alloc.h"
 #include "qc_file.h"
 #include "report_doc.h"
 
@@ -79,13 +80,58 @@ static int check_scored(const qc_report_pair *pair, const cJSON *a, const cJSON 
                    qc_report_string(b, "ids_sha256"));
 }
 
+typedef enum { BY_NAME, BY_FORMAT, BY_BEING_ALONE } match_rule;
+
+static bool answers(const qc_report_pair *pair, int i, int k, match_rule rule)
+{
+    const cJSON *a = qc_report_part_at(pair->a, i).artifact, *b = qc_report_part_at(pair->b, k).artifact;
+    if (rule == BY_NAME)
+        return strcmp(qc_path_base(qc_report_string(a, "path")), qc_path_base(qc_report_string(b, "path"))) ==
+               0;
+    if (rule == BY_FORMAT)
+        return strcmp(qc_report_string(a, "format"), qc_report_string(b, "format")) == 0;
+    return qc_report_n_parts(pair->a) == 1 && qc_report_n_parts(pair->b) == 1;
+}
+
+int qc_subject_match(const qc_report_pair *pair, int **ret, qc_err *err)
+{
+    int n_a = qc_report_n_parts(pair->a), n_b = qc_report_n_parts(pair->b);
+    int *match = qc_alloc((size_t)n_a + 1, sizeof *match);
+    bool *taken = qc_calloc((size_t)n_b + 1, sizeof *taken);
+    if (!match || !taken) {
+        qc_free(match);
+        qc_free(taken);
+        return qc_fail_nomem(err, "outputs", (unsigned long long)(n_a + n_b) * sizeof *match);
+    }
+    for (int i = 0; i < n_a; i++)
+        match[i] = -1;
+    for (match_rule rule = BY_NAME; rule <= BY_BEING_ALONE; rule++)
+        for (int i = 0; i < n_a; i++)
+            for (int k = 0; k < n_b && match[i] < 0; k++)
+                if (!taken[k] && answers(pair, i, k, rule)) {
+                    match[i] = k;
+                    taken[k] = true;
+                }
+    qc_free(taken);
+    *ret = match;
+    return QC_OK;
+}
+
 int qc_subject_check(const qc_report_pair *pair, bool other_model, qc_err *err)
 {
+    int *match, rc = QC_OK;
     const char *file = other_model ? NULL : difference(pair, WEIGHTS);
     if (file)
         return qc_fail(err, QC_E_INPUT,
                        "%s and %s are of different models: %.100s differs (--other-model compares them)",
                        pair->a_name, pair->b_name, file);
-    const cJSON *a = qc_report_part_at(pair->a, 0).evaluation, *b = qc_report_part_at(pair->b, 0).evaluation;
-    return a && b ? check_scored(pair, a, b, err) : QC_OK;
+    QC_TRY(qc_subject_match(pair, &match, err));
+    for (int i = 0; i < qc_report_n_parts(pair->a) && rc == QC_OK; i++) {
+        const cJSON *a = qc_report_part_at(pair->a, i).evaluation,
+                    *b = match[i] < 0 ? NULL : qc_report_part_at(pair->b, match[i]).evaluation;
+        if (a && b)
+            rc = check_scored(pair, a, b, err);
+    }
+    qc_free(match);
+    return rc;
 }

@@ -247,15 +247,16 @@ static void judge_limit(const qc_gate_rule *rule, const cJSON *doc, qc_report_pa
                  strstr(rule->name, "_bytes") ? 15 : 6, rule->limit);
 }
 
+/* Output i of a against output k of b. */
 static void judge(const qc_gate_rule *rule, const qc_gate_rules *rules, const qc_report_pair *pair, int i,
-                  finding *f)
+                  int k, finding *f)
 {
     qc_report_part a = qc_report_part_at(pair->a, i);
     if (!rule->to_baseline) {
         judge_limit(rule, pair->a, a, f);
         return;
     }
-    qc_report_part b = qc_report_part_at(pair->b, i);
+    qc_report_part b = qc_report_part_at(pair->b, k);
     size_t row = find(rule->name);
     if (table[row].kind == PAIRED)
         judge_windows(rule, rules, a.evaluation, b.evaluation, table[row].window, f);
@@ -268,14 +269,15 @@ static void judge(const qc_gate_rule *rule, const qc_gate_rules *rules, const qc
         snprintf(f->reason, sizeof f->reason, "was not measured in both reports");
 }
 
-static bool add_gates(cJSON *list, const qc_report_pair *pair, const qc_gate_rules *rules)
+/* match: NULL without a baseline. */
+static bool add_gates(cJSON *list, const qc_report_pair *pair, const qc_gate_rules *rules, const int *match)
 {
     bool all = true;
     for (int i = 0; i < qc_report_n_parts(pair->a); i++)
         for (int k = 0; k < rules->n_rules; k++) {
             const qc_gate_rule *rule = &rules->rules[k];
             finding f = {.value = NAN, .baseline = NAN};
-            judge(rule, rules, pair, i, &f);
+            judge(rule, rules, pair, i, match ? match[i] : 0, &f);
             all = all && f.pass;
             cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
             cJSON_AddStringToObject(item, "name", rule->name);
@@ -291,11 +293,32 @@ static bool add_gates(cJSON *list, const qc_report_pair *pair, const qc_gate_rul
     return all;
 }
 
+/* *ret as of qc_subject_match, where every output answers to one. */
+static int match_all(const qc_report_pair *pair, int **ret, qc_err *err)
+{
+    int n_a = qc_report_n_parts(pair->a), n_b = qc_report_n_parts(pair->b), *match;
+    QC_TRY(qc_subject_match(pair, &match, err));
+    for (int i = 0; i < n_a; i++)
+        if (match[i] < 0) {
+            qc_free(match);
+            return qc_fail(err, QC_E_INPUT, "%s: its output %.200s has none in %s to be judged against",
+                           pair->a_name, qc_report_string(qc_report_part_at(pair->a, i).artifact, "path"),
+                           pair->b_name);
+        }
+    if (n_b > n_a) {
+        qc_free(match);
+        return qc_fail(err, QC_E_INPUT, "%s has %d outputs, the baseline %s has %d", pair->a_name, n_a,
+                       pair->b_name, n_b);
+    }
+    *ret = match;
+    return QC_OK;
+}
+
 int qc_verdict_make(const qc_report_pair *pair, const qc_gate_rules *rules, cJSON **ret_doc, qc_err *err)
 {
-    if (pair->b && qc_report_n_parts(pair->a) != qc_report_n_parts(pair->b))
-        return qc_fail(err, QC_E_INPUT, "%s has %d outputs, %s has %d: they can not be compared one by one",
-                       pair->a_name, qc_report_n_parts(pair->a), pair->b_name, qc_report_n_parts(pair->b));
+    int *match = NULL;
+    if (pair->b)
+        QC_TRY(match_all(pair, &match, err));
     qc_json_watch();
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "schema", QC_VERDICT_SCHEMA);
@@ -305,7 +328,8 @@ int qc_verdict_make(const qc_report_pair *pair, const qc_gate_rules *rules, cJSO
     else
         cJSON_AddNullToObject(doc, "baseline");
     cJSON_AddNumberToObject(doc, "confidence", rules->confidence);
-    bool all = add_gates(cJSON_AddArrayToObject(doc, "gates"), pair, rules);
+    bool all = add_gates(cJSON_AddArrayToObject(doc, "gates"), pair, rules, match);
+    qc_free(match);
     cJSON_AddBoolToObject(doc, "passed", all);
     doc = qc_json_watched(doc);
     if (!doc)

@@ -31,8 +31,8 @@ int qc_gate_rule_check(const qc_gate_rule *rule, qc_err *err) QC_WARN_UNUSED;
 
 /* Judge report a of the pair, against its b (NULL: no rule may be to_baseline). Pairs must have passed
  * qc_subject_check. The document: schema, report, baseline, confidence, passed, gates with name, artifact,
- * limit, value, baseline, pass, reason. QC_E_INPUT: the reports have different numbers of outputs. Free with
- * cJSON_Delete. */
+ * limit, value, baseline, pass, reason. QC_E_INPUT: an output of one report has none in the other that
+ * answers to it (qc_subject_match). Free with cJSON_Delete. */
 int qc_verdict_make(const qc_report_pair *pair, const qc_gate_rules *rules, cJSON **ret_doc,
                     qc_err *err) QC_WARN_UNUSED;
 

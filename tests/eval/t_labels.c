@@ -58,7 +58,8 @@ static void write_file(char *path, const char *text)
 static void alone(const fixture *f, const qc_task *task, int n_choices, double *ret)
 {
     int64_t n_texts = task->n_items * n_choices, n_ids = 0;
-    int64_t *lengths = calloc((size_t)n_texts, sizeof *lengths), *heads = calloc((size_t)n_texts, sizeof *heads);
+    int64_t *lengths = calloc((size_t)n_texts, sizeof *lengths),
+            *heads = calloc((size_t)n_texts, sizeof *heads);
     int32_t *ids = calloc((size_t)n_texts * 512, sizeof *ids);
     for (int64_t i = 0; i < n_texts; i++) {
         const qc_task_item *item = &task->items[i / n_choices];

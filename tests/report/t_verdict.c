@@ -330,6 +330,108 @@ START_TEST(comparisons_find_what_differs)
 }
 END_TEST
 
+/* One more output, with the first one's evaluation but for its mean divergence. */
+static void put_output(cJSON *doc, const char *path, const char *format, double kld)
+{
+    qc_err err;
+    cJSON *item = cJSON_CreateObject();
+    cJSON *e = cJSON_Duplicate(cJSON_GetObjectItemCaseSensitive(doc, "evaluation"), true);
+    cJSON_AddStringToObject(item, "path", path);
+    cJSON_AddStringToObject(item, "format", format);
+    cJSON_AddNumberToObject(item, "bytes", 1000);
+    cJSON_AddStringToObject(item, "sha256", "cc");
+    cJSON_AddFalseToObject(item, "rejected");
+    cJSON_SetNumberValue(cJSON_GetObjectItemCaseSensitive(e, "kld_mean"), kld);
+    cJSON_ReplaceItemInObjectCaseSensitive(e, "per_window", cJSON_CreateArray());
+    cJSON_AddItemToObject(item, "evaluation", e);
+    cJSON_AddItemToObject(item, "tensors",
+                          cJSON_Duplicate(cJSON_GetObjectItemCaseSensitive(doc, "tensors"), true));
+    cJSON_AddItemToObject(item, "gates", cJSON_CreateArray());
+    cJSON_AddItemToArray(cJSON_GetObjectItemCaseSensitive(doc, "artifacts"), item);
+    ck_assert_msg(qc_report_check(doc, "r", &err) == QC_OK, "%s", err.msg);
+}
+
+static void set_output(cJSON *doc, int i, const char *path, const char *format)
+{
+    cJSON *item = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(doc, "artifacts"), i);
+    set_text(item, "path", path);
+    set_text(item, "format", format);
+}
+
+START_TEST(outputs_answer_by_name_and_format)
+{
+    static const char *const shown[] = {"  output v1/a.qpk -> v2/a.qpk\n",
+                                        "  output v1/one.gguf -> v2/x.gguf\n",
+                                        "  output v1/m.gguf -> v2/m.gguf\n"};
+    cJSON *a = report_of(base_windows, 4, 3, 4), *b = cJSON_Duplicate(a, true);
+    qc_report_pair pair = {a, b, "a.json", "b.json"};
+    qc_gate_rule rule = {"kld_mean", 1.5, true};
+    qc_gate_rules rules = {.rules = &rule, .n_rules = 1, .confidence = 0.95};
+    qc_err err = {0};
+    int *match;
+    set_output(a, 0, "v1/a.qpk", "qpk");
+    put_output(a, "v1/one.gguf", "gguf", 0.02);
+    put_output(a, "v1/m.gguf", "gguf", 0.03);
+    set_output(b, 0, "v2/m.gguf", "gguf");
+    put_output(b, "v2/a.qpk", "qpk", 0.01);
+    put_output(b, "v2/x.gguf", "gguf", 0.02);
+    ck_assert_int_eq(qc_subject_match(&pair, &match, &err), QC_OK);
+    ck_assert(match[0] == 1 && match[1] == 2 && match[2] == 0);
+    qc_free(match);
+    cJSON *doc = qc_compare_make(&pair, 1e-6), *verdict;
+    ck_assert(!cJSON_IsTrue(qc_json_get(doc, "same"))); /* a.qpk .01175 -> .01, m.gguf .03 -> .01175 */
+    qc_buf text = {0};
+    ck_assert_int_eq(qc_compare_render(doc, QC_RENDER_TEXT, &text, NULL), QC_OK);
+    for (size_t i = 0; i < sizeof shown / sizeof shown[0]; i++)
+        ck_assert_msg(strstr(text.data, shown[i]) != NULL, "%s", text.data);
+    ck_assert_ptr_nonnull(strstr(text.data, "kld_mean       0.02 -> 0.02\n"));
+    ck_assert_ptr_nonnull(strstr(text.data, "kld_mean       0.03 -> 0.01175 (x 0.39167)  differs\n"));
+    qc_buf_clear(&text);
+    cJSON_Delete(doc);
+    ck_assert_int_eq(qc_verdict_make(&pair, &rules, &verdict, &err), QC_OK);
+    static const double ratios[] = {0.01175 / 0.01, 1, 0.03 / 0.01175};
+    const cJSON *gates = qc_json_get(verdict, "gates");
+    for (int i = 0; i < 3; i++) {
+        const cJSON *gate = cJSON_GetArrayItem(gates, i);
+        ck_assert_double_eq_tol(qc_report_number(gate, "value"), ratios[i], 1e-9);
+        ck_assert_int_eq(cJSON_IsTrue(qc_json_get(gate, "pass")), i < 2);
+    }
+    cJSON_Delete(verdict);
+    /* the second output alone differs */
+    cJSON_Delete(b);
+    pair.b = b = cJSON_Duplicate(a, true);
+    doc = qc_compare_make(&pair, 0);
+    ck_assert(cJSON_IsTrue(qc_json_get(doc, "same")));
+    cJSON_Delete(doc);
+    cJSON *second = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(b, "artifacts"), 1);
+    cJSON *e = cJSON_GetObjectItemCaseSensitive(second, "evaluation");
+    cJSON_SetNumberValue(cJSON_GetObjectItemCaseSensitive(e, "kld_mean"), 0.021);
+    doc = qc_compare_make(&pair, 1e-6);
+    ck_assert(!cJSON_IsTrue(qc_json_get(doc, "same")));
+    cJSON_Delete(doc);
+    set_text(e, "ids_sha256", "00");
+    ck_assert_int_eq(qc_subject_check(&pair, false, &err), QC_E_INPUT);
+    /* one that has none of its kind on the other side */
+    set_output(b, 1, "v1/folder", "gptq");
+    ck_assert_int_eq(qc_subject_check(&pair, false, &err), QC_OK);
+    doc = qc_compare_make(&pair, 1e-6);
+    ck_assert(!cJSON_IsTrue(qc_json_get(doc, "same")));
+    ck_assert_int_eq(qc_compare_render(doc, QC_RENDER_MARKDOWN, &text, NULL), QC_OK);
+    ck_assert_msg(strstr(text.data, "**v1/one.gguf -> none**\n") &&
+                      strstr(text.data, "**none -> v1/folder**\n"),
+                  "%s", text.data);
+    qc_buf_clear(&text);
+    cJSON_Delete(doc);
+    ck_assert_int_eq(qc_verdict_make(&pair, &rules, &verdict, &err), QC_E_INPUT);
+    ck_assert_str_eq(err.msg, "a.json: its output v1/one.gguf has none in b.json to be judged against");
+    cJSON_DeleteItemFromArray(cJSON_GetObjectItemCaseSensitive(a, "artifacts"), 1);
+    ck_assert_int_eq(qc_verdict_make(&pair, &rules, &verdict, &err), QC_E_INPUT);
+    ck_assert_str_eq(err.msg, "a.json has 2 outputs, the baseline b.json has 3");
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+}
+END_TEST
+
 int main(void)
 {
     const test_case cases[] = {
@@ -341,6 +443,7 @@ int main(void)
         {"rules_are_checked", rules_are_checked},
         {"other_subjects_are_refused_by_hash", other_subjects_are_refused_by_hash},
         {"comparisons_find_what_differs", comparisons_find_what_differs},
+        {"outputs_answer_by_name_and_format", outputs_answer_by_name_and_format},
         {0},
     };
     return run_tests("verdict", cases);
