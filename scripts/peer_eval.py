@@ -3,6 +3,7 @@
 
   peer_eval.py windows MODEL --text FILE --windows N --length L --out IDS.npy [--out-text FILE]
   peer_eval.py score MODEL --text FILE --windows N --length L [--json FILE] ARTIFACT...
+  peer_eval.py labels MODEL --text AG_NEWS.csv RESULT.json
 
 windows: N windows of L tokens, window i from token floor(i * (n - L) / max(1, N - 1)) of the n tokens of FILE (one call of
 the tokenizer, no special tokens added), as an int32 array; --out-text writes the text of the windows one after the other.
@@ -10,10 +11,14 @@ score: every weight of each ARTIFACT is computed here in float32 from its stored
 of MODEL, which runs the first N windows of FILE (0: all), each from position 0. Printed are perplexity, KL(16-bit ||
 artifact) in nats (mean and 99th percentile over the L - 1 targets of a window), and the share of positions whose most
 likely token is that of the 16-bit model. 8-bit activations are rounded where the artifact says so.
+labels: what `qeval MODEL --task ag_news --data AG_NEWS.csv --items N --json` wrote to RESULT.json, against the prompts and the
+log-likelihoods of transformers in float32, each item by itself. The exit code is 1 if an answer is another or a
+log-likelihood is off by more than 1e-4.
 ARTIFACT: a folder of GPTQ, AWQ (gemm) or compressed-tensors, a .gguf file, a .qpk file; NAME=PATH gives it a name.
 """
 import argparse
 import collections
+import csv
 import glob
 import json
 import math
@@ -330,9 +335,51 @@ def score(args):
             json.dump(results, f, indent=1)
 
 
+NEWS = "Classify the news articles into the categories of World, Sports, Business, and Technology.\n\nArticle: {} {}\nAnswer:"
+CLASSES = [" World", " Sports", " Business", " Technology"]
+
+
+def macro_f1(answers, labels):
+    f1 = []
+    for c in range(len(CLASSES)):
+        both = sum(a == b == c for a, b in zip(answers, labels))
+        f1.append(2 * both / max(1, answers.count(c) + labels.count(c)))
+    return sum(f1) / len(f1)
+
+
+@torch.inference_mode()
+def labels(args):
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    tok = Tokenizer.from_file(os.path.join(args.model, "tokenizer.json"))
+    with open(args.artifacts[0], encoding="utf-8") as f:
+        result = json.load(f)
+    with open(args.text, encoding="utf-8", newline="") as f:
+        rows = list(csv.reader(f))
+    answers, truth, apart = [], [], []
+    for number, theirs in zip(result.get("row_numbers", range(1, len(rows) + 1)), result["log_likelihoods"], strict=True):
+        label, title, description = rows[number - 1]
+        prompt = NEWS.format(title, description)
+        head, ours = len(tok.encode(prompt).ids), []
+        for choice in CLASSES:
+            ids = torch.tensor([tok.encode(prompt + choice).ids])
+            log_p = model(ids).logits[0, head - 1:-1].log_softmax(-1)
+            ours.append(log_p.gather(1, ids[0, head:, None]).double().sum().item())
+        answers.append(max(range(len(CLASSES)), key=ours.__getitem__))
+        truth.append(int(label) - 1)
+        apart.append(max(abs(a - b) for a, b in zip(ours, theirs, strict=True)))
+    other = sum(a != b for a, b in zip(answers, result["answers"], strict=True))
+    accuracy = sum(a == b for a, b in zip(answers, truth)) / len(truth)
+    print(f"{len(truth)} items: {other} other answers, log-likelihoods apart at most {max(apart):.1e}; accuracy {accuracy:.6f}, "
+          f"macro F1 {macro_f1(answers, truth):.6f}; qeval {result['model']['accuracy']:.6f}, {result['model']['macro_f1']:.6f}")
+    return other > 0 or max(apart) > 1e-4
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["windows", "score"])
+    p.add_argument("what", choices=["windows", "score", "labels"])
     p.add_argument("model")
     p.add_argument("artifacts", nargs="*", metavar="ARTIFACT")
     p.add_argument("--text", required=True)
@@ -343,7 +390,7 @@ def main():
     p.add_argument("--out-text")
     p.add_argument("--json")
     args = p.parse_intermixed_args()
-    return write_windows(args) if args.what == "windows" else score(args)
+    return {"windows": write_windows, "score": score, "labels": labels}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -318,6 +318,27 @@ static void choose(const labels *l, int side, const double *without, int32_t *re
     }
 }
 
+/* The log-likelihoods of all choices, one item's after the other's. */
+static int keep_sums(const labels *l, qc_label_result *r, qc_err *err)
+{
+    size_t total = 0, at = 0;
+    for (int64_t i = 0; i < l->n_items; i++)
+        total += (size_t)l->ids[i].count;
+    r->n_choices = qc_alloc((size_t)l->n_items, sizeof *r->n_choices);
+    r->log_p = qc_alloc(total, sizeof *r->log_p);
+    r->log_p_reference = l->reference ? qc_alloc(total, sizeof *r->log_p_reference) : NULL;
+    if (!r->n_choices || !r->log_p || (l->reference && !r->log_p_reference))
+        return qc_fail_nomem(err, "log-likelihoods", total * 16);
+    for (int64_t i = 0; i < l->n_items; at += (size_t)l->ids[i].count, i++) {
+        size_t n = (size_t)l->ids[i].count;
+        r->n_choices[i] = l->ids[i].count;
+        memcpy(r->log_p + at, l->sums[0][i], n * sizeof *r->log_p);
+        if (l->reference)
+            memcpy(r->log_p_reference + at, l->sums[1][i], n * sizeof *r->log_p_reference);
+    }
+    return QC_OK;
+}
+
 static int judge(const labels *l, double *without[2], qc_label_result *r, qc_err *err)
 {
     size_t n = (size_t)l->n_items;
@@ -378,6 +399,8 @@ int qc_labels_score(qc_backend *be, const qc_tokenizer *tok, const qc_model *ref
             rc = qc_fail_nomem(err, "choices", 512);
     if (rc == QC_OK && calibrate)
         rc = content_free(&l, without, &more, err);
+    if (rc == QC_OK)
+        rc = keep_sums(&l, &r, err);
     if (rc == QC_OK)
         rc = judge(&l, without, &r, err);
     r.tokens = l.n_tokens + more;

@@ -33,6 +33,14 @@ static void add_list(cJSON *out, const char *key, const int32_t *list, int64_t n
         qc_json_add_item(array, cJSON_CreateNumber(list[i]));
 }
 
+/* A list per item. */
+static void add_log_p(cJSON *out, const char *key, const qc_label_result *r, const double *log_p)
+{
+    cJSON *items = log_p ? cJSON_AddArrayToObject(out, key) : NULL;
+    for (int64_t i = 0; log_p && i < r->n_items; log_p += r->n_choices[i], i++)
+        qc_json_add_item(items, cJSON_CreateDoubleArray(log_p, r->n_choices[i]));
+}
+
 cJSON *qc_report_labels(const qc_label_result *r)
 {
     qc_json_watch();
@@ -60,6 +68,8 @@ cJSON *qc_report_labels(const qc_label_result *r)
     add_list(out, "labels", r->labels, r->n_items);
     add_list(out, "answers", r->answers, r->n_items);
     add_list(out, "answers_reference", r->answers_reference, r->n_items);
+    add_log_p(out, "log_likelihoods", r, r->log_p);
+    add_log_p(out, "log_likelihoods_reference", r, r->log_p_reference);
     return qc_json_watched(out);
 }
 

@@ -229,5 +229,8 @@ void qc_label_result_clear(qc_label_result *result)
     qc_free(result->labels);
     qc_free(result->answers);
     qc_free(result->answers_reference);
+    qc_free(result->n_choices);
+    qc_free(result->log_p);
+    qc_free(result->log_p_reference);
     *result = (qc_label_result){0};
 }

@@ -273,6 +273,10 @@ typedef struct qc_label_result {
     int64_t *rows;                        /* [n_items] row of the data file; owned, like the next three */
     int32_t *labels;                      /* [n_items] right choice */
     int32_t *answers, *answers_reference; /* [n_items] uncalibrated; the latter NULL without reference */
+    int32_t *n_choices;                   /* [n_items]; owned, like the next two */
+    /* [sum of n_choices] log-likelihoods of the choices as they were compared (uncalibrated), nats; the
+     * latter NULL without reference. */
+    double *log_p, *log_p_reference;
 } qc_label_result;
 
 /* Release what it owns. NULL is fine. */

@@ -137,7 +137,11 @@ START_TEST(packs)
             } else if (s > second)
                 second = s;
         }
-        ck_assert(best - second > 1e-3); /* no tie that rounding decides */
+        for (int c = 0; c < 3; c++) {
+            ck_assert_double_eq_tol(r.log_p[3 * i + c], sums[3 * i + c], TOL_TOKEN_NLL);
+            ck_assert_double_eq_tol(r.log_p_reference[3 * i + c], sums[3 * i + c], TOL_TOKEN_NLL);
+        }
+        ck_assert(r.n_choices[i] == 3 && best - second > 1e-3); /* no tie that rounding decides */
         ck_assert_int_eq(r.answers[i], answer);
         ck_assert_int_eq(r.answers_reference[i], answer);
         ck_assert_int_eq(r.labels[i], i % 3);
