@@ -6,6 +6,7 @@
 #include "progress.h"
 #include "qc_alloc.h"
 #include "qc_math.h"
+#include "schema.h"
 
 #include <string.h>
 
@@ -116,6 +117,20 @@ int qc_measure_noise(const qc_recipe *recipe, const qc_pool *pool, qc_backend *b
     return QC_OK;
 }
 
+static int read_bos(const char *text, qc_cut_rule *rule, qc_err *err)
+{
+    qc_err why;
+    int64_t id;
+    rule->bos = strcmp(text, "none") == 0 ? QC_BOS_NONE : QC_BOS_TOKENIZER;
+    if (rule->bos == QC_BOS_NONE || strcmp(text, "tokenizer") == 0)
+        return QC_OK;
+    if (qc_parse_int(text, &id, &why) < 0 || id < 0 || id > INT32_MAX)
+        return qc_fail(err, QC_E_USAGE, "verify.bos: '%.60s' is none of tokenizer, none and an id", text);
+    rule->bos = QC_BOS_ID;
+    rule->bos_id = (int32_t)id;
+    return QC_OK;
+}
+
 int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule *ret, qc_err *err)
 {
     const qc_recipe_verify *v = &recipe->verify;
@@ -125,6 +140,7 @@ int qc_measure_rule(const qc_recipe *recipe, int64_t max_positions, qc_cut_rule 
                          .stride = v->stride,
                          .n_windows = v->windows,
                          .plain_special = v->plain_special};
+    QC_TRY(read_bos(v->bos, ret, err));
     if (ret->length <= max_positions)
         return QC_OK;
     return qc_fail(err, QC_E_USAGE, "verify.length %lld: the model has at most %lld positions",

@@ -90,7 +90,7 @@ static int64_t max_positions(const eval_job *j)
 /* The windows that are asked for, or those of a stored reference. */
 static int choose_rule(const eval_job *j, qc_cut_rule *ret, qc_err *err)
 {
-    static const char *const options[] = {"protocol", "windows", "length", "stride", "plain-special"};
+    static const char *const options[] = {"protocol", "windows", "length", "stride", "bos", "plain-special"};
     if (!j->stored)
         return qc_measure_rule(&j->recipe, max_positions(j), ret, err);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)

@@ -135,6 +135,7 @@ typedef struct qc_recipe_verify {
     int64_t length;     /* tokens; 0 = min(2048, what the model allows), protocol llama: at most 512 */
     int64_t stride;     /* protocol full; 0 = length / 2 */
     bool plain_special; /* text that spells a special token is ordinary text */
+    char *bos;          /* "tokenizer", "none", an id */
     qc_limit *gates;
     int n_gates;
     bool noise_floor; /* also measure the reference against itself */

@@ -211,6 +211,9 @@ static const qc_key verify_keys[] = {
      .help = "from one window's start to the next's with protocol full; auto is half a window"},
     {"plain_special", QC_KEY_BOOL, FIELD(S, plain_special), .deflt = "false",
      .help = "text that spells a special token, as <s>, is ordinary text, not that token"},
+    {"bos", QC_KEY_STRING, FIELD(S, bos), .deflt = "tokenizer",
+     .help = "token in front of the text or of each window (docs/report.md): what the tokenizer adds "
+             "(tokenizer), none, or the id of one"},
     {"gates", QC_KEY_LIMITS, COUNTED(S, gates), .words = GATE_NAMES,
      .help = "limits that the artifact must keep"},
     {"noise_floor", QC_KEY_BOOL, FIELD(S, noise_floor), .deflt = "false",

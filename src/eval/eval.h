@@ -89,13 +89,16 @@ int qc_text_plan(const qc_source *src, const char *path, uint64_t memory_bytes, 
 /* SHA-256 of ids as little-endian uint32. */
 int qc_ids_sha256(const int32_t *ids, int64_t n_ids, char ret_hex[65], qc_err *err) QC_WARN_UNUSED;
 
+/* Which id is put in front, the BOS below: the one that the tokenizer adds, if it adds one; none; this id. */
+typedef enum { QC_BOS_TOKENIZER = 0, QC_BOS_NONE, QC_BOS_ID } qc_bos;
+
 /* How a text is cut (docs/report.md says it in full). One tokenizer call for the whole text without special
  * tokens. Windows of `length` ids, each run from position 0.
- * GPTQ: side by side, every id of a window but its first scored; the BOS id, if the tokenizer adds one, once
- * in front of the text; remainder dropped. LLAMA: that of llama-perplexity: the text without one newline at
- * its end, side by side, only ids length / 2 + 1 .. scored, the first id of every window replaced by the BOS
- * id if the tokenizer adds one; remainder dropped. FULL: windows start every `stride` ids of the text, behind
- * a BOS id if the tokenizer adds one; every id of the text but the first is scored exactly once, in the first
+ * GPTQ: side by side, every id of a window but its first scored; the BOS id, if there is one, once in front
+ * of the text; remainder dropped. LLAMA: that of llama-perplexity: the text without one newline at its end,
+ * side by side, only ids length / 2 + 1 .. scored, the first id of every window replaced by the BOS id if
+ * there is one; remainder dropped. FULL: windows start every `stride` ids of the text, behind a BOS id if
+ * there is one; every id of the text but the first is scored exactly once, in the first
  * window that holds it; the last window is as long as what is left. */
 typedef enum { QC_PROTOCOL_GPTQ = 0, QC_PROTOCOL_LLAMA, QC_PROTOCOL_FULL } qc_protocol;
 
@@ -108,6 +111,8 @@ typedef struct qc_cut_rule {
     int64_t stride;     /* FULL: 1 .. length - 1, less one if a BOS is put in front; 0 = length / 2 */
     int64_t n_windows;  /* the first ones only; 0 = as many as there are */
     bool plain_special; /* text that spells a special token is ordinary text; LLAMA: always */
+    qc_bos bos;
+    int32_t bos_id; /* of QC_BOS_ID, one of the tokenizer's */
 } qc_cut_rule;
 
 /* Owned: clear with qc_windows_clear. */
@@ -117,10 +122,11 @@ typedef struct qc_windows {
     int64_t *lengths; /* [n_windows] */
     int64_t *first;   /* [n_windows] place in the window of the first id that is scored; NULL: 1 in all */
     int64_t n_windows;
-    int64_t length;      /* of the longest */
-    int64_t stride;      /* 0: = length */
-    int64_t n_text_ids;  /* ids of the whole text, a BOS in front of it included */
-    bool bos;            /* a BOS id was put in front */
+    int64_t length;     /* of the longest */
+    int64_t stride;     /* 0: = length */
+    int64_t n_text_ids; /* ids of the whole text, a BOS in front of it included */
+    bool bos;           /* a BOS id was put in front: */
+    int32_t bos_id;
     bool plain_special;  /* the text of special tokens was ordinary text */
     int64_t n_special;   /* special ids found in the text, the BOS not counted */
     char ids_sha256[65]; /* of all ids as little-endian uint32 */

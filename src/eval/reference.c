@@ -19,7 +19,9 @@ typedef struct header {
     qc_protocol protocol;
     int64_t vocab, keep, drawn, length, stride, n_windows;
     int64_t positions; /* of all windows */
-    bool plain_special, bos;
+    bool plain_special;
+    qc_bos bos; /* QC_BOS_TOKENIZER: of a file that does not say which id */
+    int64_t bos_id;
     char ids_sha256[65];
 } header;
 
@@ -59,7 +61,9 @@ static cJSON *header_json(const header *h, const qc_reference_origin *o)
     cJSON_AddNumberToObject(text, "windows", (double)h->n_windows);
     cJSON_AddNumberToObject(text, "positions", (double)h->positions);
     cJSON_AddBoolToObject(text, "plain_special", h->plain_special);
-    cJSON_AddBoolToObject(text, "bos", h->bos);
+    cJSON_AddBoolToObject(text, "bos", h->bos == QC_BOS_ID);
+    if (h->bos == QC_BOS_ID)
+        cJSON_AddNumberToObject(text, "bos_id", (double)h->bos_id);
     cJSON_AddNumberToObject(doc, "keep", (double)h->keep);
     cJSON_AddNumberToObject(doc, "drawn", (double)h->drawn);
     return qc_json_watched(doc);
@@ -101,7 +105,8 @@ int qc_reference_create(const char *path, bool force, const qc_reference_origin 
                     .n_windows = windows->n_windows,
                     .positions = qc_windows_scored(windows, windows->n_windows),
                     .plain_special = windows->plain_special,
-                    .bos = windows->bos};
+                    .bos = windows->bos ? QC_BOS_ID : QC_BOS_NONE,
+                    .bos_id = windows->bos_id};
     memcpy(w->h.ids_sha256, windows->ids_sha256, sizeof w->h.ids_sha256);
     int rc = qc_outfile_open(path, force, &w->out, err);
     if (rc == QC_OK)
@@ -228,7 +233,9 @@ static bool read_header(const cJSON *doc, header *h, qc_reference_origin *o)
 {
     const cJSON *model = qc_json_get(doc, "model"), *text = qc_json_get(doc, "text");
     h->plain_special = cJSON_IsTrue(qc_json_get(text, "plain_special"));
-    h->bos = cJSON_IsTrue(qc_json_get(text, "bos"));
+    h->bos = !cJSON_IsTrue(qc_json_get(text, "bos"))             ? QC_BOS_NONE
+             : get_int(text, "bos_id", 0, INT32_MAX, &h->bos_id) ? QC_BOS_ID
+                                                                 : QC_BOS_TOKENIZER;
     return get_name(model, "name", &o->model) && get_name(model, "compute", &o->compute) &&
            get_name(text, "name", &o->text) && get_hash(model, "sha256", o->model_sha256) &&
            get_hash(model, "tokenizer_sha256", o->tokenizer_sha256) &&
@@ -341,7 +348,9 @@ void qc_reference_rule(const qc_reference *ref, qc_cut_rule *ret)
                          .length = ref->h.length,
                          .stride = ref->h.protocol == QC_PROTOCOL_FULL ? ref->h.stride : 0,
                          .n_windows = ref->h.n_windows,
-                         .plain_special = ref->h.plain_special};
+                         .plain_special = ref->h.plain_special,
+                         .bos = ref->h.bos,
+                         .bos_id = (int32_t)ref->h.bos_id};
 }
 
 const char *qc_reference_path(const qc_reference *ref)

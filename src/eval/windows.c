@@ -58,7 +58,7 @@ int qc_text_read(const char *path, char **ret_text, size_t *ret_bytes, qc_err *e
     return QC_OK;
 }
 
-/* The ids of a text, with a BOS in front where the tokenizer adds one. */
+/* The ids of a text, behind a BOS if there is one. */
 static int tokenize(const qc_tokenizer *tok, const char *path, qc_windows *w, qc_err *err)
 {
     char *text = NULL;
@@ -71,10 +71,8 @@ static int tokenize(const qc_tokenizer *tok, const char *path, qc_windows *w, qc
     qc_free(text);
     for (int64_t i = 0; rc == QC_OK && i < w->n_text_ids; i++)
         w->n_special += qc_tokenizer_is_special(tok, w->ids[i]);
-    if (rc == QC_OK && qc_tokenizer_bos(tok) >= 0) {
-        w->bos = true;
-        rc = prepend(&w->ids, &w->n_text_ids, qc_tokenizer_bos(tok), err);
-    }
+    if (rc == QC_OK && w->bos)
+        rc = prepend(&w->ids, &w->n_text_ids, w->bos_id, err);
     return rc;
 }
 
@@ -163,6 +161,17 @@ static int check_stride(const qc_windows *w, qc_err *err)
                    (long long)w->stride, (long long)w->length, w->bos ? " with a BOS" : "", (long long)most);
 }
 
+static int choose_bos(const qc_tokenizer *tok, const qc_cut_rule *rule, qc_windows *w, qc_err *err)
+{
+    int64_t n_ids = qc_tokenizer_vocab_size(tok);
+    w->bos_id = rule->bos == QC_BOS_TOKENIZER ? qc_tokenizer_bos(tok) : rule->bos_id;
+    w->bos = rule->bos != QC_BOS_NONE && (rule->bos == QC_BOS_ID || w->bos_id >= 0);
+    if (!w->bos || (w->bos_id >= 0 && w->bos_id < n_ids))
+        return QC_OK;
+    return qc_fail(err, QC_E_USAGE, "BOS %d: the tokenizer has ids from 0 to %lld", w->bos_id,
+                   (long long)n_ids - 1);
+}
+
 int qc_windows_from_text(const qc_tokenizer *tok, const char *path, const qc_cut_rule *rule, qc_windows *ret,
                          qc_err *err)
 {
@@ -174,6 +183,7 @@ int qc_windows_from_text(const qc_tokenizer *tok, const char *path, const qc_cut
                               : rule->stride ? rule->stride
                                              : rule->length / 2,
                     .plain_special = rule->plain_special || rule->protocol == QC_PROTOCOL_LLAMA};
+    QC_TRY(choose_bos(tok, rule, &w, err));
     int rc = tokenize(tok, path, &w, err);
     if (rc == QC_OK && full)
         rc = check_stride(&w, err);

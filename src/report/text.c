@@ -23,6 +23,8 @@ static void put_evaluation(qc_out *out, const cJSON *e)
         qc_put(out, ", protocol ");
         qc_put_line(out, protocol);
     }
+    if (strcmp(protocol, "full") == 0)
+        qc_put(out, ", stride %.0f", qc_report_number(e, "stride"));
     qc_put(out, "\n  perplexity    %.4f", qc_report_number(e, "ppl"));
     if (isnan(qc_report_number(e, "ppl_reference"))) {
         qc_put(out, " +- %.4f\n", qc_report_number(e, "ppl_se"));

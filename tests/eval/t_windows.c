@@ -225,7 +225,25 @@ START_TEST(bos)
         for (int64_t k = 0; k < 32; k++, at++)
             ck_assert_int_eq(w.ids[at], k ? text_id[i * 16 + k] : id);
     ck_assert(w.first[0] == 2 && w.first[1] == 16 && w.first[2] == 16);
+    int64_t scored = qc_windows_scored(&w, 3);
     qc_windows_clear(&w);
+
+    /* none although the tokenizer adds one; another id; each leaves the scored ids of the text as they are */
+    rule.bos = QC_BOS_NONE;
+    ck_assert_int_eq(qc_windows_from_text(f.tok, text, &rule, &w, &err), QC_OK);
+    ck_assert(!w.bos && w.ids[0] == text_id[1] && w.ids[32] == text_id[17]);
+    ck_assert(w.first[0] == 1 && w.first[1] == 16 && qc_windows_scored(&w, 3) == scored + 1); /* 32 at once */
+    qc_windows_clear(&w);
+    rule.bos = QC_BOS_ID;
+    rule.bos_id = 65;
+    ck_assert_int_eq(qc_windows_from_text(f.tok, text, &rule, &w, &err), QC_OK);
+    for (int64_t i = 0, at = 0; i < 3; i++)
+        for (int64_t k = 0; k < 32; k++, at++)
+            ck_assert_int_eq(w.ids[at], k ? text_id[i * 16 + k] : 65);
+    qc_windows_clear(&w);
+    rule.bos_id = (int32_t)qc_tokenizer_vocab_size(f.tok);
+    ck_assert_int_eq(qc_windows_from_text(f.tok, text, &rule, &w, &err), QC_E_USAGE);
+    ck_assert_msg(strstr(err.msg, "the tokenizer has ids from 0 to") != NULL, "%s", err.msg);
     teardown(&f);
 }
 END_TEST
