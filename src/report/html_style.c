@@ -51,8 +51,9 @@ const char *const qc_html_style[] = {
     "stroke:var(--c4)}\n",
     ".point{stroke:var(--card);stroke-width:1.5}\n",
     ".grid{stroke:var(--grid)}.axis{stroke:var(--c4)}.mark{stroke:var(--ink);stroke-dasharray:3 3}\n",
-    ".tick,.title{fill:var(--soft)}.label{fill:var(--ink)}.up{font-size:9px}.inside{fill:#fff;"
-    "font-weight:600}\n",
+    ".tick,.title{fill:var(--soft)}.label{fill:var(--ink);stroke:var(--card);stroke-width:3;"
+    "paint-order:stroke}\n",
+    ".up{font-size:9px}.inside{fill:#fff;font-weight:600}\n",
     "table{border-collapse:collapse;width:100%;font-size:14px}\n",
     "th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--rule);"
     "vertical-align:top}\n",

@@ -7,7 +7,7 @@
 
 #define WIDTH      560.0
 #define LEFT       64.0
-#define RIGHT      12.0
+#define RIGHT      20.0
 #define MAX_POINTS 512 /* windows drawn one by one; more are put together */
 
 static void begin(qc_out *out, const char *title, const char *what)
