@@ -6,6 +6,7 @@
 #include "qc_math.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Head: a slice of the vocabulary is prepared once and meets all tokens, tile by tile. At 2,048 x 512 the
@@ -187,6 +188,16 @@ static void free_walk(walk *w)
     qc_free(w->target_ids);
 }
 
+/* `what` gave the value at place `bad` of a sequence [n, hidden]. */
+static int not_finite(const side *s, const char *what, int layer, int64_t sequence, int64_t bad, qc_err *err)
+{
+    char why[QC_ERR_MSG_BYTES];
+    qc_model_blame_nonfinite(s->model, layer, why);
+    return qc_fail(err, QC_E_INPUT, "%s %s: %s gives a value that is not finite (window %lld, token %lld)%s",
+                   s->label, s->model->src->path, what, (long long)sequence,
+                   (long long)(bad / s->model->config.hidden), why);
+}
+
 static int embed_all(walk *w, qc_err *err)
 {
     int64_t at = 0;
@@ -194,6 +205,10 @@ static int embed_all(walk *w, qc_err *err)
         int64_t n = w->seqs->lengths[s];
         for (int i = 0; i < w->n_sides; i++) {
             QC_TRY(qc_model_embed(w->sides[i].model, w->seqs->ids + at, n, w->host, err));
+            /* looked at here, since attention spreads it over the tokens of a tile */
+            int64_t bad = qc_first_nonfinite(w->host, n * w->sides[i].model->config.hidden);
+            if (bad >= 0)
+                return not_finite(&w->sides[i], "the embedding", 0, s, bad, err);
             QC_TRY(qc_stream_put(&w->sides[i].stream, at, n, w->host, err));
         }
         at += n;
@@ -243,11 +258,9 @@ static int run_layer(walk *w, side *s, int layer, qc_err *err)
             (rc = give_back(w, s, at, n, x, &values, err)) < 0)
             break;
         if ((bad = qc_first_nonfinite(values, n * hidden)) >= 0) {
-            char why[QC_ERR_MSG_BYTES];
-            qc_model_blame_nonfinite(s->model, layer, why);
-            rc = qc_fail(err, QC_E_INPUT,
-                         "%s %s: layer %d gives a value that is not finite (window %lld, token %lld)%s",
-                         s->label, s->model->src->path, layer, (long long)i, (long long)(bad / hidden), why);
+            char what[32];
+            snprintf(what, sizeof what, "layer %d", layer);
+            rc = not_finite(s, what, layer, i, bad, err);
         } else
             rc = step(w, (double)n * layer_work(&s->model->config), err);
         at += n;

@@ -148,6 +148,18 @@ def case_id_lists():
     fails(2, ["--ids"], TINY, "--ids", "i.json", "--reference", TINY, program=QEVAL)
 
 
+def case_values_that_are_not_finite():  # E-6: where it was seen, and the weight that did it
+    write("i.json", "[[1, 2, 3], [4, 5, 0, 6]]")
+    model = copy_model(TINY, "row")  # of id 0
+    poke(model + "/model.safetensors", "model.embed_tokens.weight", 5, 0x7FC0)
+    fails(3, ["model row", "embedding", "window 1, token 2", "model.embed_tokens.weight", "row 0, column 5"], model, "--ids", "i.json",
+          program=QEVAL)
+    model = copy_model(TINY, "matrix")
+    poke(model + "/model.safetensors", "model.layers.1.self_attn.v_proj.weight", 0, 0x7F80)
+    fails(3, ["model matrix", "layer 1", "window 0, token 0", "model.layers.1.self_attn.v_proj.weight"], model, "--ids", "i.json",
+          program=QEVAL)
+
+
 def case_windows():
     fails(3, ["short.txt"], TINY, "--text", write("short.txt", "short") or "short.txt", *SHORT, program=QEVAL)
     for flags in (("--length", 1), ("--windows", 0), ("--length", 100000), ("--threads", 5000), ("--memory", "1XB"), ("--cpu-mask", "mmx")):
