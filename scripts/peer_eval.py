@@ -362,11 +362,13 @@ def labels(args):
     for number, theirs in zip(result.get("row_numbers", range(1, len(rows) + 1)), result["log_likelihoods"], strict=True):
         label, title, description = rows[number - 1]
         prompt = NEWS.format(title, description)
-        head, ours = len(tok.encode(prompt).ids), []
+        head, ours, seen = len(tok.encode(prompt).ids), [], {}
         for choice in CLASSES:
-            ids = torch.tensor([tok.encode(prompt + choice).ids])
-            log_p = model(ids).logits[0, head - 1:-1].log_softmax(-1)
-            ours.append(log_p.gather(1, ids[0, head:, None]).double().sum().item())
+            ids = tok.encode(prompt + choice).ids
+            inputs = tuple(ids[:-1])  # the prompt alone where choices are single tokens: one pass for all of them
+            if inputs not in seen:
+                seen[inputs] = model(torch.tensor([inputs])).logits[0, head - 1:].log_softmax(-1)
+            ours.append(seen[inputs].gather(1, torch.tensor(ids[head:])[:, None]).double().sum().item())
         answers.append(max(range(len(CLASSES)), key=ours.__getitem__))
         truth.append(int(label) - 1)
         apart.append(max(abs(a - b) for a, b in zip(ours, theirs, strict=True)))
