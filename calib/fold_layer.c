@@ -273,7 +273,11 @@ static int keep_factors(site_job *s, qc_err *err)
         s->fold->in[QC_SLOT_ROUTER] = in;
     if (p.matrix != QC_N_SLOTS)
         QC_TRY(keep_out(s, p.matrix, err));
-    s->fold->vectors[p.vector] = s->new_gain;
+    s->fold->scales[s->site] = s->scales;
+    s->fold->n_scales[s->site] = s->n_scales;
+    s->scales = NULL;
+    if (s->new_gain)
+        s->fold->vectors[p.vector] = s->new_gain;
     s->new_gain = NULL;
     return QC_OK;
 }
@@ -288,31 +292,47 @@ static void share_heads(const qc_model_config *c, int32_t *scale_of)
         scale_of[j] = (int32_t)(j / d / share * d + j % d);
 }
 
+int64_t qc_layer_fold_channels(const qc_model_config *config, qc_stage site)
+{
+    producer p = producers[site];
+    return p.matrix == QC_N_SLOTS ? qc_stage_width(config, site)
+                                  : qc_dim_elems(config, qc_slot_of(p.matrix)->rows);
+}
+
+/* Room for the scales, and which of them each input has. */
+static int scales_alloc(site_job *s, qc_err *err)
+{
+    const qc_model_config *c = &s->job->model->config;
+    bool shared = s->stage == QC_STAGE_O && c->n_kv_heads < c->n_heads;
+    s->width = qc_stage_width(c, s->stage);
+    s->n_scales = qc_layer_fold_channels(c, s->site);
+    s->scales = qc_alloc((size_t)s->n_scales, sizeof(float));
+    s->scale_of = shared ? qc_alloc((size_t)s->width, sizeof *s->scale_of) : NULL;
+    if (!s->scales || (shared && !s->scale_of))
+        return qc_fail_nomem(err, "channel scales", (unsigned long long)s->width * 8);
+    if (shared)
+        share_heads(c, s->scale_of);
+    return QC_OK;
+}
+
 static int site_alloc(site_job *s, qc_err *err)
 {
     const qc_fold_layer_job *job = s->job;
     const qc_model_config *c = &job->model->config;
     producer p = producers[s->site];
-    bool shared = s->stage == QC_STAGE_O && c->n_kv_heads < c->n_heads;
-    s->width = qc_stage_width(c, s->stage);
-    s->n_scales = p.matrix == QC_N_SLOTS ? s->width : qc_dim_elems(c, qc_slot_of(p.matrix)->rows);
+    QC_TRY(scales_alloc(s, err));
     s->n_sample = qc_min_i64(job->n_windows * job->length, SAMPLE_TOKENS);
     size_t width = (size_t)s->width, n_scales = (size_t)s->n_scales;
     s->sum_abs = qc_alloc(width, sizeof(float));
     s->max_abs = qc_alloc(width, sizeof(float));
     s->sample = qc_alloc((size_t)s->n_sample * width, sizeof(float));
-    s->scales = qc_alloc(n_scales, sizeof(float));
-    bool ok = s->sum_abs && s->max_abs && s->sample && s->scales;
-    if (shared)
-        ok = (s->scale_of = qc_alloc(width, sizeof *s->scale_of)) && ok;
+    bool ok = s->sum_abs && s->max_abs && s->sample;
     if (qc_slot_present(c, job->index, p.vector)) {
         ok = (s->gain = qc_alloc(n_scales, sizeof(float))) && ok;
         ok = (s->new_gain = qc_alloc(n_scales, sizeof(float))) && ok;
     }
     if (!ok)
         return qc_fail_nomem(err, "channel scales", (unsigned long long)s->n_sample * width * 4);
-    if (shared)
-        share_heads(c, s->scale_of);
     const qc_source *src = job->model->src;
     return s->gain
                ? src->read_rows(src, qc_model_tensor(job->model, job->index, p.vector), 0, 1, s->gain, err)
@@ -349,6 +369,23 @@ static int run_site(const qc_fold_layer_job *job, qc_stage site, qc_layer_fold *
                   : QC_OK;
 }
 
+int qc_layer_fold_restore(const qc_model *model, int index, qc_stage site, const float *scales, int64_t n,
+                          qc_layer_fold *fold, qc_err *err)
+{
+    qc_fold_layer_job job = {.model = model, .index = index};
+    site_job s = {.job = &job, .fold = fold, .site = site, .stage = stage_of(&job, site)};
+    int rc = scales_alloc(&s, err);
+    if (rc == QC_OK && n != s.n_scales)
+        rc = qc_fail(err, QC_E_INPUT, "%lld scales for the inputs of %s, expected %lld", (long long)n,
+                     qc_stage_name(site), (long long)s.n_scales);
+    if (rc == QC_OK) {
+        memcpy(s.scales, scales, (size_t)n * sizeof *scales);
+        rc = keep_factors(&s, err);
+    }
+    site_free(&s);
+    return rc;
+}
+
 int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_err *err)
 {
     *ret = (qc_layer_fold){.n_owned = 0};
@@ -365,6 +402,8 @@ void qc_layer_fold_clear(qc_layer_fold *fold)
         qc_free(fold->owned[i]);
     for (int slot = 0; slot < QC_N_SLOTS; slot++)
         qc_free(fold->vectors[slot]);
+    for (int site = 0; site < QC_N_DENSE_STAGES; site++)
+        qc_free(fold->scales[site]);
     *fold = (qc_layer_fold){.n_owned = 0};
 }
 

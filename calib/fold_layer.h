@@ -20,6 +20,8 @@ typedef struct qc_layer_fold {
     float *in[QC_N_SLOTS];               /* NULL: 1. Matrices of a stage share them */
     float *out[QC_N_SLOTS];              /* NULL: 1 */
     float *vectors[QC_N_SLOTS];          /* NULL: as in the source */
+    float *scales[QC_N_DENSE_STAGES];    /* of each scaled site: what the factors follow from; NULL: none */
+    int64_t n_scales[QC_N_DENSE_STAGES]; /* channels of the producer */
     float *owned[2 * QC_N_DENSE_STAGES]; /* what in and out point to */
     int n_owned;
     qc_fold_record records[QC_N_DENSE_STAGES]; /* by the stage that reads the scaled inputs */
@@ -49,6 +51,15 @@ void qc_layer_fold_mark(const qc_convert_plan *rounded, const qc_model *model,
  * that is not finite (layer and stage named). */
 int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_err *err) QC_WARN_UNUSED;
 void qc_layer_fold_clear(qc_layer_fold *fold);
+
+/* The factors of a site from its scales[n] (as qc_layer_fold_choose left them; copied), so that a run that
+ * goes on computes with the layer that the choice was made for. Sites in ascending order; vectors stay NULL.
+ * QC_E_INPUT: another number than the producer has channels. */
+int qc_layer_fold_restore(const qc_model *model, int index, qc_stage site, const float *scales, int64_t n,
+                          qc_layer_fold *fold, qc_err *err) QC_WARN_UNUSED;
+
+/* Channels of the producer of a site: as many scales it has. */
+int64_t qc_layer_fold_channels(const qc_model_config *config, qc_stage site);
 
 /* w[n_rows, n_cols] (rows row0 .. of the slot's matrix in the source) times the factors, in place. */
 void qc_layer_fold_rows(const qc_layer_fold *fold, qc_slot slot, int64_t row0, int64_t n_rows, int64_t n_cols,

@@ -633,6 +633,11 @@ static int put_router(qc_layer_job *j, qc_err *err)
     return rc;
 }
 
+static void scales_name(int layer, qc_stage site, char ret[64])
+{
+    snprintf(ret, 64, "layer.%d.scales.%s", layer, qc_stage_name(site));
+}
+
 /* The statistics of all later steps see the folded layer. */
 static int fold_layer(qc_layer_job *j, qc_err *err)
 {
@@ -659,6 +664,12 @@ static int fold_layer(qc_layer_job *j, qc_err *err)
     }
     if (j->fold.in[QC_SLOT_ROUTER])
         QC_TRY(put_router(j, err));
+    for (int site = 0; site < QC_N_DENSE_STAGES; site++)
+        if (j->fold.scales[site]) {
+            char name[64];
+            scales_name(j->index, (qc_stage)site, name);
+            QC_TRY(qc_journal_put_dense(p->journal, name, j->fold.scales[site], j->fold.n_scales[site], err));
+        }
     if (j->ref)
         QC_TRY(qc_layer_fold_apply(&j->fold, p->model, j->index, j->ref, err));
     return qc_layer_fold_apply(&j->fold, p->model, j->index, j->layer, err);
@@ -724,7 +735,7 @@ static int fetch_plain(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_e
 }
 
 /* A norm, bias or router that scales were folded into. */
-static int set_dense_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
+static int set_dense_from_journal(qc_layer_job *j, qc_layer *layer, qc_slot slot, qc_err *err)
 {
     qc_pipeline *p = j->p;
     int64_t tensor = qc_model_tensor(p->model, j->index, slot);
@@ -739,8 +750,8 @@ static int set_dense_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
         return qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *m.values);
     int rc = qc_journal_read_dense(p->journal, info->name, m.values, n, err);
     if (rc == QC_OK)
-        rc = slot == QC_SLOT_ROUTER ? qc_layer_set_matrix(j->layer, slot, 0, fetch_plain, &m, err)
-                                    : qc_layer_set_vector(j->layer, slot, m.values, err);
+        rc = slot == QC_SLOT_ROUTER ? qc_layer_set_matrix(layer, slot, 0, fetch_plain, &m, err)
+                                    : qc_layer_set_vector(layer, slot, m.values, err);
     qc_free(m.values);
     return rc;
 }
@@ -758,13 +769,40 @@ static int forward_all(qc_layer_job *j, const qc_layer *layer, qc_stream *stream
     return QC_OK;
 }
 
+/* The 16-bit layer with the scales that the journal has, as it was when they were chosen: without them the
+ * stream behind it would have other last bits. */
+static int fold_ref_from_journal(qc_layer_job *j, qc_err *err)
+{
+    qc_pipeline *p = j->p;
+    for (int site = 0; site < QC_N_DENSE_STAGES; site++) {
+        char name[64];
+        scales_name(j->index, (qc_stage)site, name);
+        if (!qc_journal_has(p->journal, name))
+            continue;
+        int64_t n = qc_layer_fold_channels(&p->model->config, (qc_stage)site);
+        float *scales = qc_alloc((size_t)n, sizeof *scales);
+        int rc = scales ? qc_journal_read_dense(p->journal, name, scales, n, err)
+                        : qc_fail_nomem(err, name, (unsigned long long)n * sizeof *scales);
+        if (rc == QC_OK)
+            rc = qc_layer_fold_restore(p->model, j->index, (qc_stage)site, scales, n, &j->fold, err);
+        qc_free(scales);
+        QC_TRY(rc);
+    }
+    return qc_layer_fold_apply(&j->fold, p->model, j->index, j->ref, err);
+}
+
 static int replay_layer(qc_layer_job *j, qc_err *err)
 {
     qc_pipeline *p = j->p;
     QC_TRY(load_layers(j, err));
     set_acts(j);
-    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
-        QC_TRY(set_dense_from_journal(j, (qc_slot)slot, err));
+    if (j->ref)
+        QC_TRY(fold_ref_from_journal(j, err));
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
+        QC_TRY(set_dense_from_journal(j, j->layer, (qc_slot)slot, err));
+        if (j->ref)
+            QC_TRY(set_dense_from_journal(j, j->ref, (qc_slot)slot, err));
+    }
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         const qc_slot *slots = slots_of(p, (qc_stage)stage);
         int64_t n = qc_stage_experts(&p->model->config, (qc_stage)stage);
