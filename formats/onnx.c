@@ -8,7 +8,10 @@
 #include "qc_file.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* A graph has some hundred bytes for each tensor. */
 #define MAX_GRAPH_BYTES (256u << 20)
@@ -172,15 +175,20 @@ int qc_onnx_open(const char *path, qc_source **ret, qc_err *err)
     return rc;
 }
 
-static bool holds(const char *folder, const char *name)
+/* No heap: a probe has no way to say that memory is short. */
+static bool holds(int folder, const char *name)
 {
-    char *path = qc_path_join(folder, name);
-    bool there = path && qc_path_exists(path);
-    qc_free(path);
-    return there;
+    struct stat st;
+    return fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool qc_onnx_probe_path(const char *path)
 {
-    return holds(path, QC_ONNX_GRAPH_FILE) && !holds(path, "model.safetensors") && !holds(path, QC_HF_INDEX);
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return false;
+    bool hit = holds(folder, QC_ONNX_GRAPH_FILE) && !holds(folder, "model.safetensors") &&
+               !holds(folder, QC_HF_INDEX);
+    close(folder);
+    return hit;
 }
