@@ -67,8 +67,6 @@ static int onnx_hold(const char *type, const qc_tensor_use *use, qc_tensor_info 
             "tensor %s: onnx can not hold INT%d with group %lld, expected 4 or 8 bits and a group of "
             "16, 32, 64, 128 or 256 that divides the width of %lld",
             info->name, g->bits, (long long)g->group_elems, (long long)cols);
-    if (info->act_bits)
-        return qc_fail(err, QC_E_UNSUPPORTED, "tensor %s: onnx holds no quantized activations", info->name);
     return QC_OK;
 }
 
@@ -91,12 +89,14 @@ static const qc_packing *onnx_packing(const qc_schemes *schemes, const qc_tensor
     return &qc_packing_onnx;
 }
 
-/* config.json is the source's: the graph says how matrices are packed. */
+/* config.json is the source's: the graph says how matrices are packed. What the matrices ask for together is
+ * known here. */
 static int onnx_config(const qc_schemes *schemes, cJSON **ret, qc_err *err)
 {
-    (void)schemes;
-    (void)err;
     *ret = NULL;
+    for (int i = 0; i < schemes->n_schemes; i++)
+        if (schemes->schemes[i].act_bits)
+            return qc_fail(err, QC_E_UNSUPPORTED, "onnx: the graph quantizes no activations");
     return QC_OK;
 }
 
