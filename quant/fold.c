@@ -260,18 +260,45 @@ static void spread(fold_work *f, const float *s)
         f->by_column[j] = s[channel(f->site, j)];
 }
 
+/* What the host does row by row between two products; a task is one row. */
+static void scale_h_task(void *ctx, int64_t i, int thread)
+{
+    fold_work *f = ctx;
+    const float *h = f->h_host ? f->h_host : f->site->h;
+    int64_t n = f->site->n_cols;
+    float a = f->by_column[i];
+    (void)thread;
+    for (int64_t j = 0; j < n; j++)
+        f->h_staging[i * n + j] = h[i * n + j] * (a * f->by_column[j]);
+}
+
+/* act_host <- x / s */
+static void divide_task(void *ctx, int64_t t, int thread)
+{
+    fold_work *f = ctx;
+    int64_t n = f->site->n_cols;
+    (void)thread;
+    for (int64_t j = 0; j < n; j++)
+        f->act_host[t * n + j] = f->site->sample[t * n + j] / f->by_column[j];
+}
+
+/* act_host <- s act_host - x */
+static void difference_task(void *ctx, int64_t t, int thread)
+{
+    fold_work *f = ctx;
+    int64_t n = f->site->n_cols;
+    (void)thread;
+    for (int64_t j = 0; j < n; j++)
+        f->act_host[t * n + j] = f->act_host[t * n + j] * f->by_column[j] - f->site->sample[t * n + j];
+}
+
 /* h_scaled = diag(1/s) H diag(1/s) */
 static int scale_h(fold_work *f, const float *s, qc_err *err)
 {
-    const float *h = f->h_host ? f->h_host : f->site->h;
     int64_t n = f->site->n_cols;
     for (int64_t j = 0; j < n; j++)
         f->by_column[j] = 1 / s[channel(f->site, j)];
-    for (int64_t i = 0; i < n; i++) {
-        float a = f->by_column[i];
-        for (int64_t j = 0; j < n; j++)
-            f->h_staging[i * n + j] = h[i * n + j] * (a * f->by_column[j]);
-    }
+    f->be->host_tasks(f->be, n, scale_h_task, f);
     return f->be->upload(f->be, f->h_scaled, f->h_staging, n * n, err);
 }
 
@@ -343,16 +370,12 @@ static int act_loss(fold_work *f, const float *s, double *ret, qc_err *err)
     int64_t n = site->n_cols, n_elems = site->n_sample * n;
     double sum = 0;
     spread(f, s);
-    for (int64_t t = 0; t < site->n_sample; t++)
-        for (int64_t j = 0; j < n; j++)
-            f->act_host[t * n + j] = site->sample[t * n + j] / f->by_column[j];
+    be->host_tasks(be, site->n_sample, divide_task, f);
     QC_TRY(be->upload(be, f->act, f->act_host, n_elems, err));
     QC_TRY(
         be->quantize_acts(be, f->act, n, f->act, n, site->n_sample, n, site->act_bits, site->act_group, err));
     QC_TRY(be->download(be, f->act_host, f->act, n_elems, err));
-    for (int64_t t = 0; t < site->n_sample; t++)
-        for (int64_t j = 0; j < n; j++)
-            f->act_host[t * n + j] = f->act_host[t * n + j] * f->by_column[j] - site->sample[t * n + j];
+    be->host_tasks(be, site->n_sample, difference_task, f);
     QC_TRY(be->upload(be, f->act, f->act_host, n_elems, err));
     QC_TRY(be->hessian_error(be, f->wtw, f->act, site->n_sample, n, f->act_error, err));
     for (int64_t t = 0; t < site->n_sample; t++)
@@ -500,29 +523,46 @@ static int search(fold_work *f, float *scales, float *gain, qc_fold_result *ret,
 
 enum { NOISE_TOKENS = 256 };
 
+/* Columns that share a step of an input. */
+static int64_t act_group(const qc_fold_site *site)
+{
+    return site->act_group ? site->act_group : site->n_cols;
+}
+
 typedef struct refinement {
     double *x_square, *w_square; /* [n] diag(H) per token, diag(W^T W) */
     float *by_column, *scratch;  /* [n] */
     bool *fixed;                 /* [n_scales] */
     double *work;
+    float *largest; /* scratch of the noises, [rows, groups] of the one that needs most */
+    int32_t *at;
 } refinement;
 
-static int refinement_alloc(refinement *r, int64_t n, int64_t n_scales, qc_err *err)
+static int refinement_alloc(refinement *r, const fold_work *f, qc_err *err)
 {
+    int64_t n = f->site->n_cols, n_scales = f->site->n_scales, n_maxima = 0;
+    if (f->wtw)
+        n_maxima = qc_min_i64(f->site->n_sample, NOISE_TOKENS) * qc_ceil_div(n, act_group(f->site));
+    for (int m = 0; m < f->site->n_matrices; m++)
+        n_maxima = qc_max_i64(
+            n_maxima, f->n_rows[m] * qc_ceil_div(n, f->site->matrices[m].spec->grid.group_elems));
     *r = (refinement){.x_square = qc_alloc((size_t)n, sizeof(double)),
                       .w_square = qc_alloc((size_t)n, sizeof(double)),
                       .by_column = qc_alloc((size_t)n, sizeof(float)),
                       .scratch = qc_alloc((size_t)n, sizeof(float)),
                       .fixed = qc_alloc((size_t)n_scales, sizeof(bool)),
-                      .work = qc_alloc((size_t)(4 * n_scales + 2 * n), sizeof(double))};
-    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work)
+                      .work = qc_alloc((size_t)(4 * n_scales + 2 * n), sizeof(double)),
+                      .largest = qc_alloc((size_t)n_maxima, sizeof(float)),
+                      .at = qc_alloc((size_t)n_maxima, sizeof(int32_t))};
+    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work && r->largest && r->at)
         return QC_OK;
-    return qc_fail_nomem(err, "channel scales", (unsigned long long)n * 48);
+    return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * 48 + n_maxima * 8));
 }
 
 static void refinement_free(refinement *r)
 {
-    void *arrays[] = {r->x_square, r->w_square, r->by_column, r->scratch, r->fixed, r->work};
+    void *arrays[] = {r->x_square, r->w_square, r->by_column, r->scratch,
+                      r->fixed,    r->work,     r->largest,   r->at};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -554,14 +594,18 @@ static int list_noises(const fold_work *f, const refinement *r, qc_fold_noise *n
                                       .partner = r->x_square,
                                       .group = site->matrices[m].spec->grid.group_elems,
                                       .power = 1,
-                                      .factor = (double)site->matrices[m].n_rows};
+                                      .factor = (double)site->matrices[m].n_rows,
+                                      .largest = r->largest,
+                                      .at = r->at};
     if (f->wtw)
         noises[n++] = (qc_fold_noise){.a = site->sample,
                                       .n_rows = qc_min_i64(site->n_sample, NOISE_TOKENS),
                                       .partner = r->w_square,
-                                      .group = site->act_group ? site->act_group : site->n_cols,
+                                      .group = act_group(site),
                                       .power = -1,
-                                      .factor = 1};
+                                      .factor = 1,
+                                      .largest = r->largest,
+                                      .at = r->at};
     return n;
 }
 
@@ -577,7 +621,7 @@ static int calibrate(fold_work *f, const float *scales, qc_fold_noise *noises, i
         r->by_column[j] = scales[channel(f->site, j)];
     for (int k = 0; k < n_noises; k++)
         modelled[noises[k].power < 0] +=
-            qc_fold_noise_value(&noises[k], f->site->n_cols, r->by_column, r->scratch);
+            qc_fold_noise_value(f->be, &noises[k], f->site->n_cols, r->by_column, r->scratch);
     for (int k = 0; k < n_noises; k++) {
         int kind = noises[k].power < 0;
         noises[k].factor *= modelled[kind] > 0 ? measured[kind] / modelled[kind] : 0;
@@ -592,7 +636,7 @@ static int refine(fold_work *f, const float *scales, qc_err *err)
     qc_fold_noise noises[QC_FOLD_MATRICES + 1];
     size_t n_bytes = (size_t)site->n_scales * sizeof *scales;
     refinement r;
-    int rc = refinement_alloc(&r, site->n_cols, site->n_scales, err);
+    int rc = refinement_alloc(&r, f, err);
     if (rc == QC_OK)
         rc = take_diagonals(f, &r, err);
     if (rc == QC_OK) {
@@ -601,7 +645,7 @@ static int refine(fold_work *f, const float *scales, qc_err *err)
             memcpy(f->trial, scales, n_bytes);
             for (int64_t c = 0; c < site->n_scales; c++)
                 r.fixed[c] = !(f->x_max[c] > 0 && f->w_max[c] > 0);
-            qc_fold_noise_descend(noises, n, site->n_cols, site->n_scales, site->scale_of, r.fixed, f->trial,
+            qc_fold_noise_descend(f->be, noises, n, site->n_cols, site->n_scales, site->scale_of, r.fixed, f->trial,
                                   r.work);
         }
     }

@@ -47,21 +47,46 @@ static float largest_of(const float *a, const float *f, int64_t n, int64_t *ret_
     return largest;
 }
 
+enum { TASK_ROWS = 16 };
+
+typedef struct rows_job {
+    const qc_fold_noise *m;
+    int64_t n;
+    const float *f;
+} rows_job;
+
+static void rows_task(void *ctx, int64_t task, int thread)
+{
+    const rows_job *job = ctx;
+    const qc_fold_noise *m = job->m;
+    int64_t n_groups = qc_ceil_div(job->n, m->group), end = qc_min_i64(m->n_rows, (task + 1) * TASK_ROWS), at;
+    (void)thread;
+    for (int64_t r = task * TASK_ROWS; r < end; r++)
+        for (int64_t i = 0; i < n_groups; i++) {
+            int64_t g = i * m->group, some = qc_min_i64(m->group, job->n - g);
+            m->largest[r * n_groups + i] = largest_of(m->a + r * job->n + g, job->f + g, some, &at);
+            m->at[r * n_groups + i] = (int32_t)at;
+        }
+}
+
 /* Noise of one operand with the factors f[n] = s^power; adds its slope by the logarithm of each column's
  * scale to slope[n] (NULL: not wanted). */
-static double noise_of(const qc_fold_noise *m, int64_t n, const float *f, double *slope)
+static double noise_of(qc_backend *be, const qc_fold_noise *m, int64_t n, const float *f, double *slope)
 {
     double total = 0, share = m->factor / (double)m->n_rows;
-    for (int64_t g = 0; g < n; g += m->group) {
-        int64_t end = qc_min_i64(n, g + m->group), at;
+    int64_t n_groups = qc_ceil_div(n, m->group);
+    rows_job job = {m, n, f};
+    be->host_tasks(be, qc_ceil_div(m->n_rows, TASK_ROWS), rows_task, &job);
+    for (int64_t i = 0; i < n_groups; i++) {
+        int64_t g = i * m->group, end = qc_min_i64(n, g + m->group);
         double partners = 0, squares = 0;
         for (int64_t j = g; j < end; j++)
             partners += m->partner[j] / ((double)f[j] * (double)f[j]);
         for (int64_t r = 0; r < m->n_rows; r++) {
-            double largest = (double)largest_of(m->a + r * n + g, f + g, end - g, &at);
+            double largest = (double)m->largest[r * n_groups + i];
             squares += largest * largest;
             if (slope)
-                slope[g + at] += 2 * m->power * share * largest * largest * partners;
+                slope[g + m->at[r * n_groups + i]] += 2 * m->power * share * largest * largest * partners;
         }
         total += share * squares * partners;
         for (int64_t j = g; slope && j < end; j++)
@@ -70,15 +95,16 @@ static double noise_of(const qc_fold_noise *m, int64_t n, const float *f, double
     return total;
 }
 
-double qc_fold_noise_value(const qc_fold_noise *m, int64_t n, const float *s, float *scratch)
+double qc_fold_noise_value(qc_backend *be, const qc_fold_noise *m, int64_t n, const float *s, float *scratch)
 {
     for (int64_t j = 0; j < n; j++)
         scratch[j] = m->power > 0 ? s[j] : 1 / s[j];
-    return noise_of(m, n, scratch, NULL);
+    return noise_of(be, m, n, scratch, NULL);
 }
 
-void qc_fold_noise_descend(const qc_fold_noise *noises, int n_noises, int64_t n, int64_t n_scales,
-                           const int32_t *scale_of, const bool *fixed, float *scales, double *scratch)
+void qc_fold_noise_descend(qc_backend *be, const qc_fold_noise *noises, int n_noises, int64_t n,
+                           int64_t n_scales, const int32_t *scale_of, const bool *fixed, float *scales,
+                           double *scratch)
 {
     double *log_s = scratch, *best = log_s + n_scales, *mean_square = best + n_scales,
            *slope = mean_square + n_scales, *by_column = slope + n_scales, least = INFINITY;
@@ -94,7 +120,7 @@ void qc_fold_noise_descend(const qc_fold_noise *noises, int n_noises, int64_t n,
         for (int k = 0; k < n_noises; k++) {
             for (int64_t j = 0; j < n; j++)
                 f[j] = (float)exp(noises[k].power * log_s[scale_of ? scale_of[j] : j]);
-            noise += noise_of(&noises[k], n, f, by_column);
+            noise += noise_of(be, &noises[k], n, f, by_column);
         }
         if (noise < least) {
             least = noise;

@@ -2,6 +2,8 @@
 #ifndef QC_FOLD_NOISE_H
 #define QC_FOLD_NOISE_H
 
+#include "backend.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,15 +18,20 @@ typedef struct qc_fold_noise {
     int64_t group;         /* columns; the last group may be shorter */
     int power;             /* 1: weights, -1: activations */
     double factor;
+    float *largest; /* scratch [n_rows, groups] */
+    int32_t *at;    /* scratch [n_rows, groups] */
 } qc_fold_noise;
 
-/* Noise of one operand; column j has the scale s[j]. scratch: [n_cols]. */
-double qc_fold_noise_value(const qc_fold_noise *noise, int64_t n_cols, const float *s, float *scratch);
+/* Noise of one operand; column j has the scale s[j]. The rows are looked at on the threads of be. scratch:
+ * [n_cols]. */
+double qc_fold_noise_value(qc_backend *be, const qc_fold_noise *noise, int64_t n_cols, const float *s,
+                           float *scratch);
 
 /* Change scales[n_scales] (> 0) so that the sum of the operands' noises falls, by subgradient descent on
  * their logarithms; column j has scale number scale_of[j], NULL: its own. Channels that are fixed stay.
  * scratch: [4 * n_scales + 2 * n_cols]. */
-void qc_fold_noise_descend(const qc_fold_noise *noises, int n_noises, int64_t n_cols, int64_t n_scales,
-                           const int32_t *scale_of, const bool *fixed, float *scales, double *scratch);
+void qc_fold_noise_descend(qc_backend *be, const qc_fold_noise *noises, int n_noises, int64_t n_cols,
+                           int64_t n_scales, const int32_t *scale_of, const bool *fixed, float *scales,
+                           double *scratch);
 
 #endif
