@@ -544,8 +544,8 @@ static int refinement_alloc(refinement *r, const fold_work *f, qc_err *err)
     if (f->wtw)
         n_maxima = qc_min_i64(f->site->n_sample, NOISE_TOKENS) * qc_ceil_div(n, act_group(f->site));
     for (int m = 0; m < f->site->n_matrices; m++)
-        n_maxima = qc_max_i64(
-            n_maxima, f->n_rows[m] * qc_ceil_div(n, f->site->matrices[m].spec->grid.group_elems));
+        n_maxima =
+            qc_max_i64(n_maxima, f->n_rows[m] * qc_ceil_div(n, f->site->matrices[m].spec->grid.group_elems));
     *r = (refinement){.x_square = qc_alloc((size_t)n, sizeof(double)),
                       .w_square = qc_alloc((size_t)n, sizeof(double)),
                       .by_column = qc_alloc((size_t)n, sizeof(float)),
@@ -554,7 +554,8 @@ static int refinement_alloc(refinement *r, const fold_work *f, qc_err *err)
                       .work = qc_alloc((size_t)(4 * n_scales + 2 * n), sizeof(double)),
                       .largest = qc_alloc((size_t)n_maxima, sizeof(float)),
                       .at = qc_alloc((size_t)n_maxima, sizeof(int32_t))};
-    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work && r->largest && r->at)
+    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work && r->largest &&
+        r->at)
         return QC_OK;
     return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * 48 + n_maxima * 8));
 }
@@ -645,8 +646,8 @@ static int refine(fold_work *f, const float *scales, qc_err *err)
             memcpy(f->trial, scales, n_bytes);
             for (int64_t c = 0; c < site->n_scales; c++)
                 r.fixed[c] = !(f->x_max[c] > 0 && f->w_max[c] > 0);
-            qc_fold_noise_descend(f->be, noises, n, site->n_cols, site->n_scales, site->scale_of, r.fixed, f->trial,
-                                  r.work);
+            qc_fold_noise_descend(f->be, noises, n, site->n_cols, site->n_scales, site->scale_of, r.fixed,
+                                  f->trial, r.work);
         }
     }
     refinement_free(&r);
