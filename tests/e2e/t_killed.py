@@ -40,6 +40,7 @@ def killed(method, n_kills):
     succeeds(DEMO, "-o", "a.qpk", *flags, "--resume")
     same(sha256("a.qpk"), want, "bytes after all kills")
     same(files(), ["a.qpk"], "files")
+    os.remove("a.qpk")
 
 
 def case_killed():  # O-1, O-3, O-5
