@@ -208,9 +208,9 @@ START_TEST(device_lost)
                                         "cuEventRecord",      "cuEventSynchronize", "cuStreamWaitEvent",
                                         "cuFuncSetAttribute", "cuMemsetD32Async"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        fail_each(QC_COMPUTE_F32, calls[i], 5, 700, QC_E_RESOURCE, "emulated:0: the device is lost: ");
+        fail_each(QC_COMPUTE_F32, calls[i], 30, 700, QC_E_RESOURCE, "emulated:0: the device is lost: ");
         if (i < 4)
-            fail_each(QC_COMPUTE_BF16, calls[i], 5, 700, QC_E_RESOURCE, "the device is lost");
+            fail_each(QC_COMPUTE_BF16, calls[i], 30, 700, QC_E_RESOURCE, "the device is lost");
     }
     expect_failure(QC_COMPUTE_F32, "cuStreamSynchronize:1:700", QC_E_RESOURCE, "the device is lost");
     static const char *const opening[] = {"cuInit",          "cuDeviceGetCount", "cuDevicePrimaryCtxRetain",
