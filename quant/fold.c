@@ -531,7 +531,7 @@ static int64_t act_group(const qc_fold_site *site)
 
 typedef struct refinement {
     double *x_square, *w_square; /* [n] diag(H) per token, diag(W^T W) */
-    float *by_column, *scratch;  /* [n] */
+    float *scratch;              /* [n] */
     bool *fixed;                 /* [n_scales] */
     double *work;
     float *largest; /* scratch of the noises, [rows, groups] of the one that needs most */
@@ -548,22 +548,19 @@ static int refinement_alloc(refinement *r, const fold_work *f, qc_err *err)
             qc_max_i64(n_maxima, f->n_rows[m] * qc_ceil_div(n, f->site->matrices[m].spec->grid.group_elems));
     *r = (refinement){.x_square = qc_alloc((size_t)n, sizeof(double)),
                       .w_square = qc_alloc((size_t)n, sizeof(double)),
-                      .by_column = qc_alloc((size_t)n, sizeof(float)),
                       .scratch = qc_alloc((size_t)n, sizeof(float)),
                       .fixed = qc_alloc((size_t)n_scales, sizeof(bool)),
                       .work = qc_alloc((size_t)(4 * n_scales + 2 * n), sizeof(double)),
                       .largest = qc_alloc((size_t)n_maxima, sizeof(float)),
                       .at = qc_alloc((size_t)n_maxima, sizeof(int32_t))};
-    if (r->x_square && r->w_square && r->by_column && r->scratch && r->fixed && r->work && r->largest &&
-        r->at)
+    if (r->x_square && r->w_square && r->scratch && r->fixed && r->work && r->largest && r->at)
         return QC_OK;
-    return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * 48 + n_maxima * 8));
+    return qc_fail_nomem(err, "channel scales", (unsigned long long)(n * 44 + n_maxima * 8));
 }
 
 static void refinement_free(refinement *r)
 {
-    void *arrays[] = {r->x_square, r->w_square, r->by_column, r->scratch,
-                      r->fixed,    r->work,     r->largest,   r->at};
+    void *arrays[] = {r->x_square, r->w_square, r->scratch, r->fixed, r->work, r->largest, r->at};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         qc_free(arrays[i]);
 }
@@ -618,11 +615,10 @@ static int calibrate(fold_work *f, const float *scales, qc_fold_noise *noises, i
     QC_TRY(weight_loss(f, scales, false, &measured[0], err));
     if (f->wtw)
         QC_TRY(act_loss(f, scales, &measured[1], err));
-    for (int64_t j = 0; j < f->site->n_cols; j++)
-        r->by_column[j] = scales[channel(f->site, j)];
+    spread(f, scales);
     for (int k = 0; k < n_noises; k++)
         modelled[noises[k].power < 0] +=
-            qc_fold_noise_value(f->be, &noises[k], f->site->n_cols, r->by_column, r->scratch);
+            qc_fold_noise_value(f->be, &noises[k], f->site->n_cols, f->by_column, r->scratch);
     for (int k = 0; k < n_noises; k++) {
         int kind = noises[k].power < 0;
         noises[k].factor *= modelled[kind] > 0 ? measured[kind] / modelled[kind] : 0;
