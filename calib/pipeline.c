@@ -734,8 +734,14 @@ static int fetch_plain(void *ctx, int64_t row0, int64_t n_rows, float *dst, qc_e
     return QC_OK;
 }
 
-/* A norm, bias or router that scales were folded into. */
-static int set_dense_from_journal(qc_layer_job *j, qc_layer *layer, qc_slot slot, qc_err *err)
+static int set_plain(qc_layer *layer, qc_slot slot, plain_matrix *m, qc_err *err)
+{
+    return slot == QC_SLOT_ROUTER ? qc_layer_set_matrix(layer, slot, 0, fetch_plain, m, err)
+                                  : qc_layer_set_vector(layer, slot, m->values, err);
+}
+
+/* A norm, bias or router that scales were folded into, in the 16-bit layer too. */
+static int set_dense_from_journal(qc_layer_job *j, qc_slot slot, qc_err *err)
 {
     qc_pipeline *p = j->p;
     int64_t tensor = qc_model_tensor(p->model, j->index, slot);
@@ -750,8 +756,9 @@ static int set_dense_from_journal(qc_layer_job *j, qc_layer *layer, qc_slot slot
         return qc_fail_nomem(err, info->name, (unsigned long long)n * sizeof *m.values);
     int rc = qc_journal_read_dense(p->journal, info->name, m.values, n, err);
     if (rc == QC_OK)
-        rc = slot == QC_SLOT_ROUTER ? qc_layer_set_matrix(layer, slot, 0, fetch_plain, &m, err)
-                                    : qc_layer_set_vector(layer, slot, m.values, err);
+        rc = set_plain(j->layer, slot, &m, err);
+    if (rc == QC_OK && j->ref)
+        rc = set_plain(j->ref, slot, &m, err);
     qc_free(m.values);
     return rc;
 }
@@ -798,11 +805,8 @@ static int replay_layer(qc_layer_job *j, qc_err *err)
     set_acts(j);
     if (j->ref)
         QC_TRY(fold_ref_from_journal(j, err));
-    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++) {
-        QC_TRY(set_dense_from_journal(j, j->layer, (qc_slot)slot, err));
-        if (j->ref)
-            QC_TRY(set_dense_from_journal(j, j->ref, (qc_slot)slot, err));
-    }
+    for (int slot = QC_SLOT_FIRST_IN_LAYER; slot < QC_N_SLOTS; slot++)
+        QC_TRY(set_dense_from_journal(j, (qc_slot)slot, err));
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         const qc_slot *slots = slots_of(p, (qc_stage)stage);
         int64_t n = qc_stage_experts(&p->model->config, (qc_stage)stage);
