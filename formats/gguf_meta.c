@@ -18,26 +18,11 @@ static int check_model(const qc_metas *m, const qc_gguf_arch *arch, qc_err *err)
 {
     bool qwen2 = strcmp(arch->name, "qwen2") == 0, qwen3 = strcmp(arch->name, "qwen3") == 0;
     double scale = 1 / sqrt((double)qc_metas_int(m, "model.head_dim", 1));
-    static const struct {
-        const char *key;
-        double want;
-        const char *what;
-    } ones[] = {{"model.norm_offset", 0, "norms with an offset"},
-                {"model.embedding_scale", 1, "scaled embeddings"},
-                {"model.residual_scale", 1, "scaled residuals"},
-                {"model.logit_scale", 1, "scaled logits"},
-                {"model.attention_softcap", 0, "capped attention scores"},
-                {"model.final_softcap", 0, "capped logits"}};
-    for (size_t i = 0; i < sizeof ones / sizeof ones[0]; i++)
-        if (qc_metas_number(m, ones[i].key, ones[i].want) != ones[i].want)
-            return refuse(arch->name, ones[i].what, err);
+    const char *what = qc_metas_beyond_plain(m);
+    if (what)
+        return refuse(arch->name, what, err);
     if (fabs(qc_metas_number(m, "model.attention_scale", scale) - scale) > 1e-6 * scale)
         return refuse(arch->name, "another attention scale", err);
-    if (strcmp(qc_metas_string(m, "model.activation"), "silu") != 0)
-        return refuse(arch->name, "another activation than SiLU", err);
-    if (qc_metas_find(m, "model.layer_rotates") || qc_metas_find(m, "rope_local.kind") ||
-        qc_metas_int(m, "model.rotary_dim", 0) != qc_metas_int(m, "model.head_dim", 0))
-        return refuse(arch->name, "layers or parts of heads that do not rotate like the others", err);
     if (qc_metas_int(m, "model.qk_norm", 0) != (qwen3 ? 1 : 0))
         return refuse(arch->name, "this norm of queries and keys", err);
     if ((qwen3 && qc_metas_int(m, "model.qkv_bias", 0)) ||

@@ -78,3 +78,26 @@ const char *qc_metas_string(const qc_metas *metas, const char *key)
     const qc_meta *m = qc_metas_find(metas, key);
     return m && m->type == QC_META_STRING ? m->string : "";
 }
+
+const char *qc_metas_beyond_plain(const qc_metas *m)
+{
+    static const struct {
+        const char *key;
+        double want;
+        const char *what;
+    } numbers[] = {{"model.norm_offset", 0, "norms with an offset"},
+                   {"model.embedding_scale", 1, "scaled embeddings"},
+                   {"model.residual_scale", 1, "scaled residuals"},
+                   {"model.logit_scale", 1, "scaled logits"},
+                   {"model.attention_softcap", 0, "capped attention scores"},
+                   {"model.final_softcap", 0, "capped logits"}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (qc_metas_number(m, numbers[i].key, numbers[i].want) != numbers[i].want)
+            return numbers[i].what;
+    if (strcmp(qc_metas_string(m, "model.activation"), "silu") != 0)
+        return "another activation than SiLU";
+    if (qc_metas_find(m, "model.layer_rotates") || qc_metas_find(m, "rope_local.kind") ||
+        qc_metas_int(m, "model.rotary_dim", 0) != qc_metas_int(m, "model.head_dim", 0))
+        return "layers or parts of heads that do not rotate like the others";
+    return NULL;
+}

@@ -21,4 +21,9 @@ int64_t qc_metas_int(const qc_metas *metas, const char *key, int64_t absent);
 double qc_metas_number(const qc_metas *metas, const char *key, double absent);
 const char *qc_metas_string(const qc_metas *metas, const char *key);
 
+/* What the model computes beyond the plain decoder that llama, mistral, qwen2 and qwen3 share (multipliers,
+ * soft caps, another activation, layers that rotate unlike the others): static text, NULL if nothing. Norms
+ * of queries and keys, biases and the attention scale are not looked at. */
+const char *qc_metas_beyond_plain(const qc_metas *metas);
+
 #endif

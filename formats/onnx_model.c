@@ -11,24 +11,9 @@ static int refuse(const char *family, const char *what, qc_err *err)
 /* What the four families never have and others do. */
 static int check_neutral(const qc_metas *m, const char *family, qc_err *err)
 {
-    static const struct {
-        const char *key;
-        double want;
-        const char *what;
-    } numbers[] = {{"model.norm_offset", 0, "norms with an offset"},
-                   {"model.embedding_scale", 1, "scaled embeddings"},
-                   {"model.residual_scale", 1, "scaled residuals"},
-                   {"model.logit_scale", 1, "scaled logits"},
-                   {"model.attention_softcap", 0, "capped attention scores"},
-                   {"model.final_softcap", 0, "capped logits"}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-        if (qc_metas_number(m, numbers[i].key, numbers[i].want) != numbers[i].want)
-            return refuse(family, numbers[i].what, err);
-    if (strcmp(qc_metas_string(m, "model.activation"), "silu") != 0)
-        return refuse(family, "another activation than SiLU", err);
-    if (qc_metas_find(m, "model.layer_rotates") || qc_metas_find(m, "rope_local.kind") ||
-        qc_metas_int(m, "model.rotary_dim", 0) != qc_metas_int(m, "model.head_dim", 0))
-        return refuse(family, "layers or parts of heads that do not rotate like the others", err);
+    const char *what = qc_metas_beyond_plain(m);
+    if (what)
+        return refuse(family, what, err);
     if (qc_metas_int(m, "model.qk_norm", 0) > 1)
         return refuse(family, "a norm of all queries or keys together", err);
     return QC_OK;
