@@ -23,11 +23,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
  */
 const char *fuzz_file(const char *ending, const uint8_t *data, size_t n_bytes);
 
-/* A little-endian number in a field of n_bytes bytes. */
-static inline void fuzz_put(uint8_t *p, uint64_t value, int n_bytes)
-{
-    for (int i = 0; i < n_bytes; i++)
-        p[i] = (uint8_t)(value >> (8 * i));
-}
+/* parse the bytes as they are, then a copy that `repair` has put right (checksums), so that changes of what
+ * they cover come through. */
+void fuzz_repaired(const uint8_t *data, size_t n_bytes, void (*parse)(const uint8_t *data, size_t n_bytes),
+                   void (*repair)(uint8_t *data, size_t n_bytes));
+
+/* Path of a tiny model of the test data (QC_TEST_DATA), valid until the next call. */
+const char *fuzz_tiny_model(const char *name);
 
 #endif

@@ -28,12 +28,8 @@ static int side_file(const qc_source *s, const char *name, char **ret, size_t *r
 
 static void open_model(void)
 {
-    char path[4096];
     qc_err err = {0};
-    const char *folder = getenv("QC_TEST_DATA");
-    FUZZ_CHECK(folder != NULL);
-    snprintf(path, sizeof path, "%s/models/tiny/llama", folder);
-    FUZZ_CHECK(qc_source_open(path, &model, &err) == QC_OK);
+    FUZZ_CHECK(qc_source_open(fuzz_tiny_model("llama"), &model, &err) == QC_OK);
     src = *model;
     src.side_file = side_file;
 }

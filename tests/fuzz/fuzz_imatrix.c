@@ -12,12 +12,8 @@ static qc_model model;
 
 static void open_model(void)
 {
-    char path[4096];
     qc_err err = {0};
-    const char *folder = getenv("QC_TEST_DATA");
-    FUZZ_CHECK(folder != NULL);
-    snprintf(path, sizeof path, "%s/models/tiny/llama", folder);
-    FUZZ_CHECK(qc_source_open(path, &src, &err) == QC_OK);
+    FUZZ_CHECK(qc_source_open(fuzz_tiny_model("llama"), &src, &err) == QC_OK);
     FUZZ_CHECK(qc_model_open(src, &model, &err) == QC_OK);
 }
 

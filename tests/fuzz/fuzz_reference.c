@@ -51,8 +51,9 @@ static void check_kept(const qc_kept *kept, int64_t vocab)
 }
 
 /* As qeval does: open, look what it is of, take the windows. */
-static void read_file(const char *path)
+static void read_file(const uint8_t *data, size_t n_bytes)
 {
+    const char *path = fuzz_file(".klr", data, n_bytes);
     qc_reference *ref;
     qc_cut_rule rule;
     qc_kept kept = {0};
@@ -109,14 +110,7 @@ static void read_window(const uint8_t *data, size_t n_bytes)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
 {
-    uint8_t *copy = malloc(n_bytes + 1);
-    FUZZ_CHECK(copy != NULL);
-    memcpy(copy, data, n_bytes);
-    for (int run = 0; run < 2; run++) {
-        read_file(fuzz_file(".klr", copy, n_bytes));
-        repair(copy, n_bytes);
-    }
+    fuzz_repaired(data, n_bytes, read_file, repair);
     read_window(data, n_bytes);
-    free(copy);
     return 0;
 }
