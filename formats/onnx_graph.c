@@ -133,21 +133,21 @@ static void put_entry(qc_proto *p, int field, const char *key, const char *value
 /* An initializer whose data lie at the place of `part`, once. */
 static void put_external(graph *g, const char *initializer, const char *part, int n_dims, const int64_t *dims)
 {
-    qc_onnx_place place;
     qc_proto p = {.err = g->err};
     char offset[24], length[24];
     if (!is_new(g, initializer))
         return;
-    if (!qc_onnx_set_find(g->contents->set, part, &place)) {
+    const qc_part_entry *place = qc_onnx_set_find(g->contents->set, part);
+    if (!place) {
         g->rc = qc_fail(g->err, QC_E_INPUT, "ONNX: the graph needs a tensor %s, the model has none", part);
         return;
     }
     for (int i = 0; i < n_dims; i++)
         qc_proto_int(&p, QC_TENSOR_DIM, dims[i]);
-    qc_proto_int(&p, QC_TENSOR_TYPE, onnx_type(place.dtype));
+    qc_proto_int(&p, QC_TENSOR_TYPE, onnx_type(place->dtype));
     qc_proto_text(&p, QC_TENSOR_NAME, initializer);
-    snprintf(offset, sizeof offset, "%llu", (unsigned long long)place.offset);
-    snprintf(length, sizeof length, "%llu", (unsigned long long)place.n_bytes);
+    snprintf(offset, sizeof offset, "%llu", (unsigned long long)place->offset);
+    snprintf(length, sizeof length, "%llu", (unsigned long long)place->n_bytes);
     put_entry(&p, QC_TENSOR_EXTERNAL, "location", QC_ONNX_DATA_FILE, g->err);
     put_entry(&p, QC_TENSOR_EXTERNAL, "offset", offset, g->err);
     put_entry(&p, QC_TENSOR_EXTERNAL, "length", length, g->err);

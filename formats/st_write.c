@@ -1,10 +1,10 @@
 #include "st_write.h"
 
 #include "hf_layout.h"
+#include "part_list.h"
 #include "qc_alloc.h"
 #include "qc_buf.h"
 #include "qc_json.h"
-#include "qc_map.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -12,16 +12,6 @@
 #include <string.h>
 
 #define HEADER_ALIGN 64 /* readers map files: data that begin on a cache line stay on it */
-
-typedef struct entry {
-    char *name;
-    qc_dtype dtype;
-    int n_dims;
-    int64_t shape[QC_MAX_DIMS];
-    uint64_t n_bytes;
-    uint64_t offset; /* in its file's data */
-    int shard;
-} entry;
 
 typedef struct shard {
     char *header; /* JSON, padded */
@@ -33,11 +23,9 @@ typedef struct shard {
 typedef struct st_set {
     qc_part_set base; /* first: a qc_part_set pointer is one to this struct */
     uint64_t limit;
-    entry *entries;
-    int64_t n_entries, cap_entries;
+    qc_part_list list;
     shard *shards; /* NULL before layout */
     int n_shards;
-    qc_map *names;
     char *index; /* text; NULL for a single file */
 } st_set;
 
@@ -50,29 +38,8 @@ static int st_add(qc_part_set *base, const char *name, qc_dtype dtype, int n_dim
                   qc_err *err)
 {
     st_set *set = self_of(base);
-    assert(!set->shards && n_dims <= QC_MAX_DIMS);
-    if (set->n_entries == set->cap_entries) {
-        int64_t cap = set->cap_entries ? 2 * set->cap_entries : 256;
-        void *p = qc_realloc(set->entries, (size_t)set->cap_entries * sizeof *set->entries,
-                             (size_t)cap * sizeof *set->entries);
-        if (!p)
-            return qc_fail_nomem(err, name, (size_t)cap * sizeof *set->entries);
-        set->entries = p;
-        set->cap_entries = cap;
-    }
-    entry *e = &set->entries[set->n_entries];
-    *e = (entry){.name = qc_strdup(name), .dtype = dtype, .n_dims = n_dims};
-    if (!e->name)
-        return qc_fail_nomem(err, name, strlen(name));
-    e->n_bytes = (uint64_t)qc_dtype_bits(dtype) / 8;
-    for (int i = 0; i < n_dims; i++) {
-        e->shape[i] = shape[i];
-        e->n_bytes *= (uint64_t)shape[i];
-    }
-    int added = qc_map_add(set->names, e->name, strlen(e->name), set->n_entries++);
-    if (added < 0)
-        return qc_fail_nomem(err, name, strlen(name));
-    return added ? QC_OK : qc_fail(err, QC_E_INPUT, "tensor %s would be written twice", name);
+    assert(!set->shards);
+    return qc_part_list_add(&set->list, name, dtype, n_dims, shape, err);
 }
 
 /* ---- layout ---- */
@@ -91,7 +58,7 @@ static int dtype_rank(qc_dtype dtype)
 
 static int by_file_order(const void *a, const void *b)
 {
-    const entry *x = *(const entry *const *)a, *y = *(const entry *const *)b;
+    const qc_part_entry *x = *(const qc_part_entry *const *)a, *y = *(const qc_part_entry *const *)b;
     if (x->shard != y->shard)
         return x->shard < y->shard ? -1 : 1;
     int rx = dtype_rank(x->dtype), ry = dtype_rank(y->dtype);
@@ -109,7 +76,7 @@ static int append_string(qc_buf *buf, const char *text, qc_err *err)
     return rc;
 }
 
-static int append_entry(qc_buf *buf, const entry *e, qc_err *err)
+static int append_entry(qc_buf *buf, const qc_part_entry *e, qc_err *err)
 {
     QC_TRY(qc_buf_printf(buf, err, ","));
     QC_TRY(append_string(buf, e->name, err));
@@ -121,7 +88,7 @@ static int append_entry(qc_buf *buf, const entry *e, qc_err *err)
 }
 
 /* Offsets and header of one file, whose entries are order[0 .. n). */
-static int lay_out_shard(shard *s, entry *const *order, int64_t n, qc_err *err)
+static int lay_out_shard(shard *s, qc_part_entry *const *order, int64_t n, qc_err *err)
 {
     qc_buf buf = {0};
     int rc = qc_buf_printf(&buf, err, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -151,20 +118,20 @@ static int make_index(st_set *set, qc_err *err)
 {
     char name[64];
     uint64_t total = 0;
-    for (int64_t i = 0; i < set->n_entries; i++)
-        total += set->entries[i].n_bytes;
+    for (int64_t i = 0; i < set->list.n; i++)
+        total += set->list.entries[i].n_bytes;
     qc_json_watch();
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddNumberToObject(cJSON_AddObjectToObject(doc, "metadata"), "total_size", (double)total);
     cJSON *map = cJSON_AddObjectToObject(doc, "weight_map");
-    for (int64_t i = 0; i < set->n_entries; i++) {
-        shard_name(set, set->entries[i].shard, name);
-        cJSON_AddStringToObject(map, set->entries[i].name, name);
+    for (int64_t i = 0; i < set->list.n; i++) {
+        shard_name(set, set->list.entries[i].shard, name);
+        cJSON_AddStringToObject(map, set->list.entries[i].name, name);
     }
     doc = qc_json_watched(doc);
     set->index = doc ? qc_json_print(doc) : NULL;
     cJSON_Delete(doc);
-    return set->index ? QC_OK : qc_fail_nomem(err, QC_HF_INDEX, (uint64_t)set->n_entries * 128);
+    return set->index ? QC_OK : qc_fail_nomem(err, QC_HF_INDEX, (uint64_t)set->list.n * 128);
 }
 
 static int st_layout(qc_part_set *base, uint64_t *ret_bytes, qc_err *err)
@@ -172,8 +139,8 @@ static int st_layout(qc_part_set *base, uint64_t *ret_bytes, qc_err *err)
     st_set *set = self_of(base);
     uint64_t used = 0, sum = 0;
     set->n_shards = 1;
-    for (int64_t i = 0; i < set->n_entries; i++) {
-        entry *e = &set->entries[i];
+    for (int64_t i = 0; i < set->list.n; i++) {
+        qc_part_entry *e = &set->list.entries[i];
         if (used && used + e->n_bytes > set->limit) {
             set->n_shards++;
             used = 0;
@@ -181,17 +148,17 @@ static int st_layout(qc_part_set *base, uint64_t *ret_bytes, qc_err *err)
         used += e->n_bytes;
         e->shard = set->n_shards - 1;
     }
-    entry **order = qc_alloc((size_t)set->n_entries, sizeof(entry *));
+    qc_part_entry **order = qc_alloc((size_t)set->list.n, sizeof(qc_part_entry *));
     set->shards = qc_calloc((size_t)set->n_shards, sizeof *set->shards);
-    int rc = order && set->shards ? QC_OK : qc_fail_nomem(err, "safetensors", (size_t)set->n_entries * 8);
-    for (int64_t i = 0; i < set->n_entries && rc == QC_OK; i++)
-        order[i] = &set->entries[i];
-    if (rc == QC_OK && set->n_entries > 1)
-        qsort(order, (size_t)set->n_entries, sizeof(entry *), by_file_order);
+    int rc = order && set->shards ? QC_OK : qc_fail_nomem(err, "safetensors", (size_t)set->list.n * 8);
+    for (int64_t i = 0; i < set->list.n && rc == QC_OK; i++)
+        order[i] = &set->list.entries[i];
+    if (rc == QC_OK && set->list.n > 1)
+        qsort(order, (size_t)set->list.n, sizeof(qc_part_entry *), by_file_order);
     int64_t at = 0;
     for (int s = 0; s < set->n_shards && rc == QC_OK; s++) {
         int64_t n = 0;
-        while (at + n < set->n_entries && order[at + n]->shard == s)
+        while (at + n < set->list.n && order[at + n]->shard == s)
             n++;
         rc = lay_out_shard(&set->shards[s], order + at, n, err);
         sum += 8 + set->shards[s].header_bytes + set->shards[s].data_bytes;
@@ -226,7 +193,7 @@ static int st_write(qc_part_set *base, int64_t tensor, uint64_t offset, const vo
                     qc_err *err)
 {
     st_set *set = self_of(base);
-    const entry *e = &set->entries[tensor];
+    const qc_part_entry *e = &set->list.entries[tensor];
     shard *s = &set->shards[e->shard];
     assert(offset + n_bytes <= e->n_bytes);
     return qc_outfile_pwrite(s->file, data, n_bytes, 8 + s->header_bytes + e->offset + offset, err);
@@ -250,21 +217,19 @@ static void st_free(qc_part_set *base)
         qc_outfile_discard(set->shards[i].file);
         qc_free(set->shards[i].header);
     }
-    for (int64_t i = 0; i < set->n_entries; i++)
-        qc_free(set->entries[i].name);
-    qc_free(set->entries);
+    qc_part_list_clear(&set->list);
     qc_free(set->shards);
     qc_free(set->index);
-    qc_map_free(set->names);
     qc_free(set);
 }
 
 int qc_st_set_new(uint64_t shard_bytes, qc_part_set **ret, qc_err *err)
 {
     st_set *set = qc_calloc(1, sizeof *set);
-    if (!set || !(set->names = qc_map_new(1024))) {
+    int rc = set ? qc_part_list_init(&set->list, err) : qc_fail_nomem(err, "safetensors", sizeof *set);
+    if (rc < 0) {
         qc_free(set);
-        return qc_fail_nomem(err, "safetensors", sizeof *set);
+        return rc;
     }
     set->base = (qc_part_set){st_add, st_layout, st_open, st_write, st_finish, st_free};
     set->limit = shard_bytes;
