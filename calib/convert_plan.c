@@ -355,7 +355,6 @@ int qc_convert_lint(const qc_convert_plan *plan, const qc_model *model, const ch
     const qc_tensor_info **tensors = qc_alloc((size_t)plan->n_items + 1, sizeof *tensors);
     int rc = infos && tensors ? QC_OK : qc_fail_nomem(err, path, (size_t)plan->n_items * sizeof *infos);
     qc_lint_input input = {.path = path, .format = plan->format->name, .tensors = tensors};
-    input.v2 = plan->type && strcmp(plan->type, "v2") == 0;
     for (int64_t i = 0; i < plan->n_items && rc == QC_OK; i++) {
         const qc_convert_item *item = &plan->items[i];
         if (item->action == QC_ACTION_TIED || item->action == QC_ACTION_DROPPED)

@@ -124,16 +124,29 @@ static int refuse_acts(const qc_schemes *s, const char *format, qc_err *err)
 
 /* ---- config ---- */
 
-/* "^model\.layers\.0\.x$": a regular expression for exactly one module, or with `prefix` in front. */
-static void module_pattern(const char *prefix, const char *module, char *ret, size_t ret_bytes)
+/* "+:^model\.layers\.0\.x$": a regular expression for exactly one module, behind the mark of what is said of
+ * it. An engine that fuses matrices asks for the fused one by its name: the first member of it answers to
+ * both names. What is left out it knows from the tensors. */
+static void module_pattern(bool left_out, const char *module, char *ret, size_t ret_bytes)
 {
-    size_t n = (size_t)snprintf(ret, ret_bytes, "%s^", prefix);
-    for (; *module && n + 4 < ret_bytes; module++) {
-        if (*module == '.')
-            ret[n++] = '\\';
-        ret[n++] = *module;
+    static const char *const first[][2] = {{".q_proj", "\\.(q|qkv)_proj"},
+                                           {".gate_proj", "\\.(gate|gate_up)_proj"}};
+    size_t n = (size_t)snprintf(ret, ret_bytes, "%s^", left_out ? "-:" : "+:"), stem = strlen(module);
+    const char *ending = "";
+    for (size_t i = 0; i < sizeof first / sizeof first[0] && !left_out; i++) {
+        size_t n_name = strlen(first[i][0]);
+        if (stem > n_name && strcmp(module + stem - n_name, first[i][0]) == 0) {
+            ending = first[i][1];
+            stem -= n_name;
+            break;
+        }
     }
-    snprintf(ret + n, ret_bytes - n, "$");
+    for (size_t i = 0; i < stem && n + 4 < ret_bytes; i++) {
+        if (module[i] == '.')
+            ret[n++] = '\\';
+        ret[n++] = module[i];
+    }
+    snprintf(ret + n, ret_bytes - n, "%s$", ending);
 }
 
 static bool gptq_is_v2(const qc_schemes *s)
@@ -165,7 +178,7 @@ static void add_dynamic(const qc_schemes *s, bool symmetric, cJSON *config)
             continue;
         if (!dynamic)
             dynamic = cJSON_AddObjectToObject(config, "dynamic");
-        module_pattern(e->scheme < 0 ? "-:" : "+:", e->module, pattern, sizeof pattern);
+        module_pattern(e->scheme < 0, e->module, pattern, sizeof pattern);
         cJSON *rule = cJSON_AddObjectToObject(dynamic, pattern);
         if (e->scheme < 0)
             continue;

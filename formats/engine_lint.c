@@ -102,6 +102,21 @@ static int tensor_parallel(const qc_tensor_info *t, int out_multiple, int in_mul
     return 0;
 }
 
+static bool any_grid(const lint *l)
+{
+    for (int64_t i = 0; i < l->in->n_tensors; i++)
+        if (l->in->tensors[i]->dtype == QC_DT_GRID)
+            return true;
+    return false;
+}
+
+/* The groups of its fast kernels, which vllm asks of GPTQ on every device. */
+static bool usual_group(const qc_tensor_info *t)
+{
+    int64_t group = t->grid.group_elems;
+    return group >= qc_tensor_cols(t) || group == 32 || group == 64 || group == 128;
+}
+
 static int check_kernels(const lint *l, qc_err *err)
 {
     int parallel = 8;
@@ -110,10 +125,8 @@ static int check_kernels(const lint *l, qc_err *err)
         const qc_tensor_info *t = l->in->tensors[i];
         if (t->dtype != QC_DT_GRID || !in_layer(t))
             continue;
-        int64_t group = t->grid.group_elems;
-        bool usual = group >= qc_tensor_cols(t) || group == 32 || group == 64 || group == 128;
         int n = tensor_parallel(t, t->act_bits ? 16 : 64, t->act_bits ? 16 : 128);
-        if ((n == 0 || !usual) && !odd)
+        if ((n == 0 || !usual_group(t)) && !odd)
             odd = t->name;
         if (n && n < parallel) {
             parallel = n;
@@ -129,12 +142,17 @@ static int check_kernels(const lint *l, qc_err *err)
                  parallel > 1 ? "s" : "");
 }
 
-/* Matrices on a grid that a rule refuses. */
+/* Matrices on a grid that a rule refuses. Seen with vllm 0.32: zero points of GPTQ are not read, so v1 and v2
+ * of a symmetric grid are the same to it. */
 static int check_vllm_matrix(const lint *l, const qc_tensor_info *t, qc_err *err)
 {
     const qc_grid *g = &t->grid;
     if (is_format(l, "gptq") && (!g->symmetric || (g->bits != 4 && g->bits != 8)))
         return REFUSES(l, "grid", t->name, "vllm takes GPTQ with 4 or 8 bits and symmetric grids only");
+    if (is_format(l, "gptq") && !usual_group(t))
+        return REFUSES(l, "group", t->name,
+                       "vllm takes GPTQ with groups of 32, 64, 128 or one scale per row only, not of %lld",
+                       (long long)g->group_elems);
     if (is_format(l, "awq") && g->bits != 4)
         return REFUSES(l, "grid", t->name, "vllm takes AWQ with 4 bits only");
     if (!in_layer(t))
@@ -154,8 +172,9 @@ static bool weight_only_8(const lint *l)
 
 static int check_vllm(const lint *l, qc_err *err)
 {
-    if (is_format(l, "gptq") && l->in->v2)
-        QC_TRY(REFUSES(l, "checkpoint_format", "config.json", "vllm does not take GPTQ v2"));
+    if (is_format(l, "gptq") && !any_grid(l))
+        return REFUSES(l, "order", "config.json",
+                       "vllm takes GPTQ with the columns in the order of their groups only (no desc_act)");
     for (int64_t i = 0; i < l->in->n_tensors; i++)
         if (l->in->tensors[i]->dtype == QC_DT_GRID)
             QC_TRY(check_vllm_matrix(l, l->in->tensors[i], err));

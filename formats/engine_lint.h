@@ -13,7 +13,6 @@ extern const char qc_engine_names[];
 typedef struct qc_lint_input {
     const char *path;
     const char *format;                   /* "gptq", "qpk", ... */
-    bool v2;                              /* of GPTQ */
     const qc_tensor_info *const *tensors; /* [n_tensors] */
     int64_t n_tensors;
     const qc_source *values; /* to look at values too; NULL: they are not there yet */

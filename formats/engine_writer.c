@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-#define DEFAULT_SHARD_BYTES UINT64_C(5000000000)
-
 /* A side file, or a text made here. */
 typedef struct side_file {
     char *name, *data; /* owned */
@@ -506,7 +504,7 @@ int qc_engine_writer_create(const qc_writer_format *format, const qc_engine_form
     self->engine = engine;
     self->count = options->count;
     self->force = options->force;
-    self->shard_bytes = options->shard_bytes ? options->shard_bytes : DEFAULT_SHARD_BYTES;
+    self->shard_bytes = options->shard_bytes;
     self->path = qc_strdup(options->path);
     self->type = options->type ? qc_strdup(options->type) : NULL;
     self->schemes.type = self->type;

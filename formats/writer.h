@@ -41,7 +41,7 @@ typedef struct qc_writer_options {
     const char *type;     /* subtype of the format; NULL = its default */
     bool count;           /* write nothing; `path` is for messages */
     bool force;           /* replace at publication what is there */
-    uint64_t shard_bytes; /* formats of several files start a new one where this would be passed; 0 = 5 GB */
+    uint64_t shard_bytes; /* of tensors: folders of safetensors begin a new file where this would be passed */
 } qc_writer_options;
 
 /* Normalised configuration of the model, keys as in docs/formats/qpk.md ("model.hidden", "rope.theta"). */

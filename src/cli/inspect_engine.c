@@ -51,7 +51,6 @@ static int lint(const qc_source *src, const char *engine, qc_event_list *finding
         infos[i] = src->info(src, i);
     qc_lint_input input = {.path = src->path,
                            .format = src->format,
-                           .v2 = src->type && strcmp(src->type, "v2") == 0,
                            .tensors = infos,
                            .n_tensors = src->n_tensors,
                            .values = src};

@@ -36,8 +36,11 @@ int qc_job_begin_output(const job *j, const output *o, bool count, qc_writer **r
                         qc_err *err)
 {
     qc_writer *writer;
-    qc_writer_options options = {
-        .path = o->emit->path, .type = o->emit->type, .count = count, .force = j->options->force};
+    qc_writer_options options = {.path = o->emit->path,
+                                 .type = o->emit->type,
+                                 .count = count,
+                                 .force = j->options->force,
+                                 .shard_bytes = o->emit->shard_bytes};
     QC_TRY(o->format->create(&options, &writer, err));
     int rc = qc_job_begin_file(j, o, writer, err);
     if (rc == QC_OK)

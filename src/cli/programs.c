@@ -203,8 +203,8 @@ static const qc_opt qeval_opts[] = {
      .help = "text that spells a special token is ordinary text, not that token"},
     {"ids", .arg = "FILE",
      .help = "score the token ids of a JSON list of lists instead of a text; with --json the answer "
-             "is, per list, the number of scored ids (all but the first) and their summed negative "
-             "log-likelihood"},
+             "is, per list, the number of scored ids (all but the first), their summed negative "
+             "log-likelihood and how many of them the model holds likeliest"},
     {"gate", .key = "verify.gates", .arg = "NAME=LIMIT",
      .help =
          "limit that the model must keep, as ppl_ratio=1.003: at most this, at least for top1; exit code 1 "

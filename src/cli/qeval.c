@@ -306,9 +306,11 @@ static cJSON *sums_json(const id_lists *lists, const qc_token_score *scores, boo
     cJSON *doc = json ? cJSON_CreateObject() : NULL, *list = cJSON_AddArrayToObject(doc, "sequences");
     for (int64_t i = 0; i < lists->n; i++) {
         double nll = 0;
-        int64_t n = lists->lengths[i] - 1;
-        for (int64_t t = 0; t < n; t++)
-            nll += (scores++)->nll_a;
+        int64_t n = lists->lengths[i] - 1, n_top = 0;
+        for (int64_t t = 0; t < n; t++, scores++) {
+            nll += scores->nll_a;
+            n_top += scores->top_a == scores->target;
+        }
         if (!json) {
             printf("%lld: %lld tokens scored, nll %.6f nats\n", (long long)i, (long long)n, nll);
             continue;
@@ -316,6 +318,7 @@ static cJSON *sums_json(const id_lists *lists, const qc_token_score *scores, boo
         cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
         cJSON_AddNumberToObject(item, "tokens", (double)n);
         cJSON_AddNumberToObject(item, "nll_sum", nll);
+        cJSON_AddNumberToObject(item, "top1_sum", (double)n_top);
     }
     return qc_json_watched(doc);
 }

@@ -157,9 +157,10 @@ typedef enum { QC_ENGINE_NONE = 0 } qc_recipe_engine;
 typedef struct qc_recipe_emit {
     int format; /* qc_emit_format */
     char *path;
-    char *type;        /* subtype of the format; NULL = none */
-    int engine;        /* qc_recipe_engine: that must take the output */
-    bool own_quantize; /* has a grid of its own, in: */
+    char *type;           /* subtype of the format; NULL = none */
+    uint64_t shard_bytes; /* of safetensors in a folder, > 0 */
+    int engine;           /* qc_recipe_engine: that must take the output */
+    bool own_quantize;    /* has a grid of its own, in: */
     qc_recipe_quantize quantize;
 } qc_recipe_emit;
 

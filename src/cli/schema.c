@@ -261,6 +261,9 @@ static const qc_key emit_keys[] = {
     {"engine", QC_KEY_ENUM, FIELD(S, engine), .words = "none|vllm|transformers|llama.cpp|onnxruntime",
      .deflt = "none",
      .help = "engine that must take the output: what it would refuse is refused before the work"},
+    {"shard_size", QC_KEY_SIZE, FIELD(S, shard_bytes), .unit = "bytes", .deflt = "5GB",
+     .help = "of an output that is a folder with safetensors: a new file is begun where the tensors of one "
+             "would take more"},
     {"quantize", QC_KEY_MAP, FIELD(S, quantize), .aux_offset = offsetof(S, own_quantize),
      .sub = quantize_keys, .optional = true,
      .help =

@@ -1,6 +1,7 @@
 """Folders that engines load: written, read back, converted into each other with the same codes; refusals; publication."""
 import json
 import os
+import re
 import shutil
 import struct
 
@@ -81,6 +82,27 @@ def case_shapes_that_do_not_pack():
     same(kept - {"model.embed_tokens.weight"}, listed, "matrices left in 16 bit and those that config.json names")
 
 
+def case_shards():
+    """emit[].shard_size: files of that many bytes of tensors at most, or of one tensor; the tensors are those of one file."""
+    convert(DEMO, "one", "--format", "gptq", "--bits", "4", "--group", "128")
+    same([n for n in os.listdir("one") if n.endswith(".safetensors")], ["model.safetensors"], "files by default")
+    convert(DEMO, "many", "--format", "gptq", "--bits", "4", "--group", "128", "--set", "emit.0.shard_size=300kB")
+    names = sorted(n for n in os.listdir("many") if n.endswith(".safetensors"))
+    same(names, [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))], "names")
+    found = {}
+    for name in names:
+        os.makedirs("part", exist_ok=True)
+        shutil.copy(f"many/{name}", "part/model.safetensors")
+        part = tensors("part")
+        check(len(part) == 1 or sum(len(data) for _, _, data in part.values()) <= 300000, f"{name} holds {len(part)} tensors")
+        found.update({key: name for key in part})
+    check(len(names) > 10, f"{len(names)} files")
+    index = load("many/model.safetensors.index.json")
+    same(index["weight_map"], found, "the index")
+    check(tensors("many") == tensors("one"), "other tensors than in one file")
+    fails(2, ["shard_size", "0 bytes"], DEMO, "-o", "x", "--format", "hf", "--set", "emit.0.shard_size=0")
+
+
 # ---- one into the other ----
 
 def case_chain_keeps_the_codes():
@@ -136,6 +158,22 @@ def case_one_calibration():
         json.dump(recipe, f)
     fails(4, ["gptq", "INT3"], "r.yaml")
     check(not os.path.exists("b.qpk") and not os.path.exists("h"), "something was written before the refusal")
+
+
+def case_rules_of_fused_matrices():
+    """GPTQ's rules are regular expressions over modules: vllm looks for the one that matches qkv_proj or gate_up_proj."""
+    thirty_two = ", ".join(f"{{match: '*.{name}_proj', group: 32}}" for name in ("q", "k", "v", "gate", "up"))
+    convert(DEMO, "g", "--format", "gptq", "--bits", "4", "--group", "128", "--set", f"quantize.overrides=[{thirty_two}]")
+    config = load("g/config.json")["quantization_config"]
+    rules = {**config["dynamic"]}
+    usual, other = (config["group_size"], 128 + 32 - config["group_size"])
+    same({rule["group_size"] for rule in rules.values()}, {other}, "groups of the rules")
+    for module in ("q", "k", "v", "qkv", "o", "gate", "up", "gate_up", "down"):
+        path = f"model.layers.3.{'mlp' if module in ('gate', 'up', 'gate_up', 'down') else 'self_attn'}.{module}_proj"
+        hits = [key for key in rules if re.match(key.removeprefix("+:"), path)]
+        want = 128 if module in ("o", "down") else 32
+        same([rules[key]["group_size"] for key in hits] or [usual], [want], f"rules of {path}")
+        check(not any(re.match(key.removeprefix("+:"), path.replace("layers.3", "layers.33")) for key in rules), "a rule too wide")
 
 
 # ---- refusals and publication ----
@@ -271,10 +309,20 @@ def case_engine_lint():
     fails_after = run("a", "--engine", "vllm", "--json", program=QINSPECT)
     same(fails_after.returncode, 4, "exit code")
     doc = json.loads(fails_after.stdout)
-    same((doc["loads"], doc["engine"], doc["findings"][0]["rule"]), (False, "vllm", "checkpoint_format"), "findings")
+    same((doc["loads"], doc["engine"], doc["findings"][0]["rule"]), (False, "vllm", "grid"), "findings")
     succeeds("a", "--engine", "transformers", program=QINSPECT)
     fails(4, ["vllm", "symmetric"], DEMO, "-o", "x", "--format", "gptq", "--set", "emit.0.engine=vllm", "--set",
           "quantize.weights.symmetric=false")
+    # as vllm 0.32 did on a CPU (docs/engines.md): v2 is no matter where there are no zero points, groups are
+    convert(DEMO, "v2", "--format", "gptq", "--type", "v2", "--bits", "4", "--group", "128")
+    succeeds("v2", "--engine", "vllm", program=QINSPECT)
+    fails(4, ["_proj", "groups of 32, 64, 128", "16"], DEMO, "-o", "x", "--format", "gptq", "--group", "16", "--engine", "vllm")
+    for name in ("awq", "compressed-tensors"):
+        convert(DEMO, "s", "--format", name, "--bits", "4", "--group", "16", "--engine", "vllm")
+    shutil.copytree(f"{DEMO}/../../engines/gptq-v2-4-order", "order")
+    os.remove("order/values.st")
+    r = run("order", "--engine", "vllm", program=QINSPECT)
+    check(r.returncode == 4 and "desc_act" in r.stdout, f"columns out of order: {r.returncode} {r.stdout}")
     mixed = ["--format", "compressed-tensors", "--group", "128", "--set", "quantize.overrides=[{match: '*.k_proj', bits: 8}]"]
     fails(4, ["k_proj", "q_proj", "vllm"], DEMO, "-o", "x", "--set", "emit.0.engine=vllm", *mixed)
     fails(4, ["onnxruntime", "gptq"], DEMO, "-o", "x", "--format", "gptq", "--engine", "onnxruntime")

@@ -6,7 +6,7 @@ import random
 import struct
 
 from e2e import check, copy_model, load, main, same, sha256, succeeds
-from tinies import METHODS, nll, quantize, read_tensors, tiny, write_tensors
+from tinies import METHODS, QEVAL, nll, quantize, read_tensors, tiny, write_tensors
 
 FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "llama-bias", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3-untied", "seed_oss", "smollm3")
 
@@ -29,6 +29,25 @@ def case_every_family_and_method():
             # 8 bits in groups of 16 move a sum over 47 targets by some tenths at most; a matrix in the wrong place by tens
             for got, true in zip(nll("a.qpk", name), golden):
                 check(abs(got - true) < (2 if "smooth" in method else 1), f"{what}: nll {got}, of the model {true}")
+
+
+def case_likeliest_ids():
+    """`top1_sum` of id lists: the largest logit of the reference implementation is behind the last position and nowhere else."""
+    for name in FAMILIES:
+        golden = load(os.path.join(tiny(name), "golden.json"))
+        dtype, (n_lists, length, vocab), data = read_tensors(tiny(name), "golden")["logits"]
+        same(dtype, "F32", "logits")
+        lists, want = [], []
+        for s, ids in enumerate(golden["input_ids"]):
+            rows = [struct.unpack_from(f"<{vocab}f", data, 4 * vocab * (s * length + t)) for t in range(length)]
+            best = [row.index(max(row)) for row in rows]
+            hits = sum(b == i for b, i in zip(best, ids[1:]))
+            lists += [ids, ids + best[-1:], ids + [(best[-1] + 1) % vocab]]
+            want += [hits, hits + 1, hits]
+        with open("ids.json", "w", encoding="utf-8") as f:
+            json.dump(lists, f)
+        answer = json.loads(succeeds(tiny(name), "--ids", "ids.json", "--json", program=QEVAL).stdout)["sequences"]
+        same([x["top1_sum"] for x in answer], want, name)
 
 
 def case_verified_families():

@@ -16,11 +16,11 @@ def tiny(name):
     return os.path.join(TINIES, name)
 
 
-def read_tensors(folder):
-    """name -> (dtype, shape, bytes) of all safetensors files of a model folder."""
+def read_tensors(folder, prefix="model"):
+    """name -> (dtype, shape, bytes) of all safetensors files of a model folder whose names begin so."""
     tensors = {}
     for file in sorted(os.listdir(folder)):
-        if file.startswith("model") and file.endswith(".safetensors"):
+        if file.startswith(prefix) and file.endswith(".safetensors"):
             with open(os.path.join(folder, file), "rb") as f:
                 data = f.read()
             start = 8 + struct.unpack("<Q", data[:8])[0]

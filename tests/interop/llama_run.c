@@ -1,8 +1,8 @@
-/* A model in llama.cpp, for scripts/interop_llama: usage llama_run MODEL TEXT WINDOWS LENGTH PROMPT. Prints
- * one JSON object: tokens of the text, mean NLL over windows of LENGTH tokens from the beginning (all targets
- * but the first of each), the ids of a prompt, 32 tokens of greedy text after it, whether there is a chat
- * template. Keys and values are float32 and attention is not fused, so that only products of quantized
- * matrices differ from float32. */
+/* A model in llama.cpp, for scripts/interop: usage llama_run MODEL TEXT WINDOWS LENGTH GREEDY. Prints one
+ * JSON object: tokens of the text, mean NLL over windows of LENGTH tokens from the beginning (all targets but
+ * the first of each), the first 16 tokens of the text with GREEDY tokens of greedy text behind them and the
+ * mean NLL of both. Keys and values are float32 and attention is not fused, so that only products of
+ * quantized matrices differ from float32. */
 #include <llama.h>
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_GREEDY = 32 };
+enum { N_PROMPT = 16, MAX_GREEDY = 64 };
 
 static void only_errors(enum ggml_log_level level, const char *text, void *ctx)
 {
@@ -32,11 +32,10 @@ static char *slurp(const char *path, size_t *n)
     return text;
 }
 
-static llama_token *tokenize(const struct llama_vocab *vocab, const char *text, size_t n, bool special,
-                             int *ret_n)
+static llama_token *tokenize(const struct llama_vocab *vocab, const char *text, size_t n, int *ret_n)
 {
     llama_token *ids = malloc((n + 8) * sizeof *ids);
-    *ret_n = ids ? llama_tokenize(vocab, text, (int)n, ids, (int)n + 8, special, true) : -1;
+    *ret_n = ids ? llama_tokenize(vocab, text, (int)n, ids, (int)n + 8, false, true) : -1;
     return ids;
 }
 
@@ -70,36 +69,38 @@ static int score(struct llama_context *ctx, int n_vocab, llama_token *ids, int l
     return rc;
 }
 
-static int greedy(struct llama_context *ctx, int n_vocab, llama_token *prompt, int n_prompt, llama_token *ret)
+/* Append n greedy tokens to the N_PROMPT of text. */
+static int greedy(struct llama_context *ctx, int n_vocab, llama_token *text, int n)
 {
-    struct llama_batch batch = llama_batch_get_one(prompt, n_prompt);
+    struct llama_batch batch = llama_batch_get_one(text, N_PROMPT);
     llama_memory_clear(llama_get_memory(ctx), true);
-    for (int i = 0; i < N_GREEDY; i++) {
+    for (llama_token *next = text + N_PROMPT; next < text + N_PROMPT + n; next++) {
         if (llama_decode(ctx, batch) != 0)
             return -1;
         const float *logits = llama_get_logits_ith(ctx, -1);
-        ret[i] = 0;
+        *next = 0;
         for (int k = 1; k < n_vocab; k++)
-            if (logits[k] > logits[ret[i]])
-                ret[i] = k;
-        batch = llama_batch_get_one(&ret[i], 1);
+            if (logits[k] > logits[*next])
+                *next = k;
+        batch = llama_batch_get_one(next, 1);
     }
     return 0;
 }
 
-static void print_ids(const char *name, const llama_token *ids, int n)
+static void print_result(int n_ids, double nll, double greedy_nll, const llama_token *text, int n)
 {
-    printf(", \"%s\": [", name);
+    printf("{\"tokens\": %d, \"nll\": %.9g, \"greedy_nll\": %.9g, \"kernel\": \"CPU\", \"greedy\": [", n_ids,
+           nll, greedy_nll);
     for (int i = 0; i < n; i++)
-        printf("%s%d", i ? ", " : "", ids[i]);
-    printf("]");
+        printf("%s%d", i ? ", " : "", text[i]);
+    printf("]}\n");
 }
 
 int main(int argc, char **argv)
 {
     if (argc != 6)
         return 2;
-    int windows = atoi(argv[3]), length = atoi(argv[4]), n_ids, n_prompt;
+    int windows = atoi(argv[3]), length = atoi(argv[4]), n_greedy = atoi(argv[5]), n_ids;
     size_t n_text;
     char *text = slurp(argv[2], &n_text);
     llama_log_set(only_errors, NULL);
@@ -117,25 +118,22 @@ int main(int argc, char **argv)
     cp.type_k = cp.type_v = GGML_TYPE_F32;
     cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     struct llama_context *ctx = llama_init_from_model(model, cp);
-    llama_token *ids = tokenize(vocab, text, n_text, false, &n_ids);
-    llama_token *prompt = tokenize(vocab, argv[5], strlen(argv[5]), true, &n_prompt), after[N_GREEDY];
+    llama_token *ids = tokenize(vocab, text, n_text, &n_ids), after[N_PROMPT + MAX_GREEDY];
     int n_vocab = llama_vocab_n_tokens(vocab);
-    double sum = 0;
-    if (!ctx || n_ids < windows * length || n_prompt < 1)
+    double sum = 0, greedy_sum = 0;
+    if (!ctx || n_ids < windows * length || n_ids < N_PROMPT || n_greedy > MAX_GREEDY)
         return 1;
     for (int w = 0; w < windows; w++)
         if (score(ctx, n_vocab, ids + w * length, length, &sum) != 0)
             return 1;
-    if (greedy(ctx, n_vocab, prompt, n_prompt, after) != 0)
+    memcpy(after, ids, N_PROMPT * sizeof *ids);
+    if (greedy(ctx, n_vocab, after, n_greedy) != 0 ||
+        score(ctx, n_vocab, after, N_PROMPT + n_greedy, &greedy_sum) != 0)
         return 1;
-    printf("{\"tokens\": %d, \"nll_mean\": %.9g, \"chat_template\": %s", n_ids,
-           sum / (windows * (length - 1.0)), llama_model_chat_template(model, NULL) ? "true" : "false");
-    print_ids("prompt", prompt, n_prompt);
-    print_ids("greedy", after, N_GREEDY);
-    printf("}\n");
+    print_result(n_ids, sum / (windows * (length - 1.0)), greedy_sum / (N_PROMPT + n_greedy - 1), after,
+                 N_PROMPT + n_greedy);
     free(text);
     free(ids);
-    free(prompt);
     llama_free(ctx);
     llama_model_free(model);
     return 0;
