@@ -90,6 +90,7 @@ static void close_job(job *j, bool ended)
         qc_evaluation_clear(&o->evaluation);
         qc_free(o->final_path);
         qc_free(o->gates);
+        qc_free(o->files);
     }
     qc_free(j->outputs);
     qc_free(j->source_sha256);
@@ -392,17 +393,6 @@ static int publish(job *j, output *o, bool passed, qc_err *err)
     return writer->publish(writer, o->final_path, err);
 }
 
-/* Size of the file, or of all files of the folder; the sum of a file. */
-static int measure_artifact(job *j, output *o, const char *path, qc_err *err)
-{
-    double start = qc_now_seconds();
-    QC_TRY(qc_path_bytes(path, &o->n_bytes, err));
-    if (o->format->extension)
-        QC_TRY(qc_sha256_file(path, o->sha256, err));
-    j->times.hash += qc_now_seconds() - start;
-    return QC_OK;
-}
-
 static int judge(job *j, output *o, qc_err *err)
 {
     const qc_recipe_verify *v = &j->recipe->verify;
@@ -431,7 +421,7 @@ static int run_output(job *j, output *o, bool *ret_passed, qc_err *err)
     j->times.verify += qc_now_seconds() - start;
     if (rc < 0)
         return qc_err_prefix(err, "verification of %s", o->emit->path);
-    QC_TRY(measure_artifact(j, o, path, err));
+    QC_TRY(qc_job_measure_artifact(j, o, path, err));
     QC_TRY(judge(j, o, err));
     *ret_passed = true;
     for (int i = 0; i < o->n_gates; i++)

@@ -3,7 +3,13 @@
 #include "job_calib.h"
 #include "job_report.h"
 #include "qc_alloc.h"
+#include "qc_file.h"
+#include "qc_sha256.h"
+#include "qc_time.h"
 
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 int qc_job_begin_file(const job *j, const output *o, qc_writer *writer, qc_err *err)
@@ -50,4 +56,56 @@ int qc_job_begin_output(const job *j, const output *o, bool count, qc_writer **r
     else
         qc_writer_discard(writer);
     return rc;
+}
+
+/* ---- what was written ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    const qc_artifact_file *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static int add_file(output *o, const char *folder, const char *name, qc_err *err)
+{
+    char *path = qc_asprintf("%s/%s", folder, name);
+    size_t n = (size_t)o->n_files;
+    qc_artifact_file *files = qc_realloc(o->files, n * sizeof *files, (n + 1) * sizeof *files);
+    if (files)
+        o->files = files;
+    int rc = path && files ? QC_OK : qc_fail_nomem(err, folder, (n + 1) * sizeof *files);
+    if (rc == QC_OK) {
+        qc_artifact_file *file = &files[n];
+        memcpy(file->name, name, strlen(name) + 1);
+        rc = qc_path_bytes(path, &file->n_bytes, err);
+        if (rc == QC_OK)
+            rc = qc_sha256_file(path, file->sha256, err);
+        o->n_files += rc == QC_OK;
+    }
+    qc_free(path);
+    return rc;
+}
+
+static int measure_folder(output *o, const char *path, qc_err *err)
+{
+    DIR *dir = opendir(path);
+    if (!dir)
+        return qc_fail(err, QC_E_RESOURCE, "%s: %s", path, strerror(errno));
+    int rc = QC_OK;
+    for (struct dirent *e; rc == QC_OK && (e = readdir(dir));)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            rc = add_file(o, path, e->d_name, err);
+    closedir(dir);
+    if (rc == QC_OK)
+        qsort(o->files, (size_t)o->n_files, sizeof *o->files, by_name);
+    return rc;
+}
+
+int qc_job_measure_artifact(job *j, output *o, const char *path, qc_err *err)
+{
+    double start = qc_now_seconds();
+    QC_TRY(qc_path_bytes(path, &o->n_bytes, err));
+    QC_TRY(o->format->extension ? qc_sha256_file(path, o->sha256, err) : measure_folder(o, path, err));
+    j->times.hash += qc_now_seconds() - start;
+    return QC_OK;
 }

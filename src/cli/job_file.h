@@ -12,4 +12,7 @@ int qc_job_begin_file(const job *j, const output *o, qc_writer *writer, qc_err *
 int qc_job_begin_output(const job *j, const output *o, bool count, qc_writer **ret, uint64_t *ret_bytes,
                         qc_err *err) QC_WARN_UNUSED;
 
+/* Size and SHA-256 of what was written under `path`, a file or every file of a folder. Once per output. */
+int qc_job_measure_artifact(job *j, output *o, const char *path, qc_err *err) QC_WARN_UNUSED;
+
 #endif

@@ -58,6 +58,8 @@ static bool make_inputs(const job *j, bool artifact_recipe, inputs *x)
             .artifact = {.format = o->format->name,
                          .path = o->final_path,
                          .n_bytes = o->n_bytes,
+                         .files = o->files,
+                         .n_files = o->n_files,
                          .rejected = o->rejected},
             .accounts = &o->accounts,
             .evaluation = j->recipe->verify.enabled ? &o->evaluation : NULL,

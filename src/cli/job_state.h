@@ -34,11 +34,13 @@ typedef struct output {
     const qc_writer_format *format;
     qc_dtype scale; /* type of scales where the recipe says auto */
     bool carries;   /* the source is quantized and nothing else was asked for: its codes are carried over */
-    qc_writer *writer;      /* NULL once published */
-    char *final_path;       /* as the artifact is called now; NULL before publishing */
-    uint64_t planned_bytes; /* of the artifact without manifest, all folded that may be */
-    uint64_t n_bytes;
-    char sha256[65];
+    qc_writer *writer;       /* NULL once published */
+    char *final_path;        /* as the artifact is called now; NULL before publishing */
+    uint64_t planned_bytes;  /* of the artifact without manifest, all folded that may be */
+    uint64_t n_bytes;        /* of the file, or of all files of the folder */
+    char sha256[65];         /* of the file */
+    qc_artifact_file *files; /* [n_files] of the folder, owned */
+    int n_files;
     bool rejected;
     qc_evaluation evaluation;
     qc_gate *gates;

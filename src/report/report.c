@@ -298,6 +298,13 @@ cJSON *qc_manifest_document(const qc_report_input *in, bool embedded)
         qc_json_add_text(item, "format", a->format);
         qc_json_add_number(item, "bytes", (double)a->n_bytes);
         qc_json_add_text(item, "sha256", a->sha256);
+        cJSON *files = a->n_files ? cJSON_AddArrayToObject(item, "files") : NULL;
+        for (int k = 0; k < a->n_files; k++) {
+            cJSON *file = qc_json_add_item(files, cJSON_CreateObject());
+            qc_json_add_text(file, "file", a->files[k].name);
+            qc_json_add_number(file, "bytes", (double)a->files[k].n_bytes);
+            qc_json_add_text(file, "sha256", a->files[k].sha256);
+        }
     }
     return qc_json_watched(doc);
 }

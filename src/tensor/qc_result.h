@@ -304,13 +304,22 @@ typedef struct qc_calibration {
 
 /* ---- artifacts and gates ---- */
 
-/* Strings are borrowed. */
+/* One file of an artifact that is a folder. */
+typedef struct qc_artifact_file {
+    char name[256]; /* without its folder */
+    uint64_t n_bytes;
+    char sha256[65];
+} qc_artifact_file;
+
+/* Strings and arrays are borrowed. */
 typedef struct qc_artifact {
-    const char *format; /* "qpk", ... */
-    const char *path;   /* as it is called after the run (NAME.rejected included) */
-    uint64_t n_bytes;   /* of the file, or of all files of a folder */
-    char sha256[65];    /* of the file; "" for a folder */
-    bool rejected;      /* a gate failed */
+    const char *format;            /* "qpk", ... */
+    const char *path;              /* as it is called after the run (NAME.rejected included) */
+    uint64_t n_bytes;              /* of the file, or of all files of a folder */
+    char sha256[65];               /* of the file; "" for a folder, which has: */
+    const qc_artifact_file *files; /* [n_files] by name in byte order */
+    int n_files;
+    bool rejected; /* a gate failed */
 } qc_artifact;
 
 /* One limit and what was measured. Plain data; the table of known names is src/report's. */

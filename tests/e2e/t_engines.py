@@ -103,6 +103,14 @@ def case_shards():
     fails(2, ["shard_size", "0 bytes"], DEMO, "-o", "x", "--format", "hf", "--set", "emit.0.shard_size=0")
 
 
+def case_manifest_of_folders():
+    convert(DEMO, "g", "--format", "gptq", "--bits", "4", "--group", "128", "--manifest", "m.json", "--set", "emit.0.shard_size=3MB")
+    output, = load("m.json")["outputs"]
+    want = [{"file": n, "bytes": os.path.getsize(f"g/{n}"), "sha256": sha256(f"g/{n}")} for n in sorted(os.listdir("g"))]
+    check(sum(f["file"].endswith(".safetensors") for f in want) > 1, "one file")
+    same((output["file"], output["sha256"], output["files"]), ("g", None, want), "sums of the folder")
+
+
 # ---- one into the other ----
 
 def case_chain_keeps_the_codes():
