@@ -69,24 +69,15 @@ static const qc_slot *slots_of(const qc_pipeline *p, qc_stage stage)
 int qc_pipeline_borrow(qc_pipeline *p, const qc_stream *s, int64_t window, float *buffer, float **ret,
                        qc_err *err)
 {
-    int64_t n = p->corpus->length, at = window * n;
-    if (p->be->host_memory && s->data) {
-        *ret = s->data + at * s->hidden;
-        return QC_OK;
-    }
-    *ret = buffer;
-    QC_TRY(qc_stream_get(s, at, n, p->host, err));
-    return p->be->upload(p->be, buffer, p->host, n * s->hidden, err);
+    int64_t n = p->corpus->length;
+    return qc_stream_borrow(s, p->be, window * n, n, p->host, buffer, ret, err);
 }
 
 int qc_pipeline_give_back(qc_pipeline *p, qc_stream *s, int64_t window, const float *x, const float *buffer,
                           qc_err *err)
 {
     int64_t n = p->corpus->length;
-    if (x != buffer)
-        return QC_OK;
-    QC_TRY(p->be->download(p->be, p->host, x, n * s->hidden, err));
-    return qc_stream_put(s, window * n, n, p->host, err);
+    return qc_stream_give_back(s, p->be, window * n, n, p->host, buffer, x, err);
 }
 
 static int embed_all(qc_pipeline *p, qc_err *err)
@@ -101,13 +92,29 @@ static int embed_all(qc_pipeline *p, qc_err *err)
     return QC_OK;
 }
 
-static float largest_abs(const float *x, int64_t n, float most)
+/* Tasks that share the look at a window. */
+enum { SCAN_TASKS = 16 };
+
+typedef struct scan_job {
+    const float *x;
+    int64_t n;
+    float most[SCAN_TASKS];
+} scan_job;
+
+static void scan_task(void *ctx, int64_t task, int thread)
 {
-    for (int64_t i = 0; i < n; i++) {
-        float a = fabsf(x[i]);
-        most = a > most ? a : most;
-    }
-    return most;
+    scan_job *job = ctx;
+    int64_t from = task * job->n / SCAN_TASKS;
+    (void)thread;
+    job->most[task] = qc_largest_abs(job->x + from, (task + 1) * job->n / SCAN_TASKS - from);
+}
+
+/* qc_largest_abs on all threads */
+static float largest_abs(qc_backend *be, const float *x, int64_t n)
+{
+    scan_job job = {.x = x, .n = n};
+    be->host_tasks(be, SCAN_TASKS, scan_task, &job);
+    return qc_largest_abs(job.most, SCAN_TASKS);
 }
 
 /* The stream behind a layer. Its weights or inputs were broken: say where, not just that the end is no
@@ -116,15 +123,17 @@ static int check_stream(qc_layer_job *j, qc_err *err)
 {
     qc_pipeline *p = j->p;
     const qc_stream *s = &p->x;
-    int64_t n = p->corpus->length, bad;
+    int64_t n = p->corpus->length;
     float most = 0;
     for (int64_t i = 0; i < p->corpus->n_windows; i++) {
-        const float *x = s->data + i * n * s->hidden;
-        if (!s->data) {
+        const float *x = p->host;
+        if (s->data)
+            x = s->data + i * n * s->hidden;
+        else
             QC_TRY(qc_stream_get(s, i * n, n, p->host, err));
-            x = p->host;
-        }
-        if ((bad = qc_first_nonfinite(x, n * s->hidden)) >= 0) {
+        float here = largest_abs(p->be, x, n * s->hidden);
+        if (!isfinite(here)) {
+            int64_t bad = qc_first_nonfinite(x, n * s->hidden);
             char why[QC_ERR_MSG_BYTES];
             qc_model_blame_nonfinite(p->model, j->index, why);
             return qc_fail(
@@ -132,7 +141,7 @@ static int check_stream(qc_layer_job *j, qc_err *err)
                 "%s: layer %d gives a value that is not finite (calibration window %lld, token %lld)%s",
                 p->model->src->path, j->index, (long long)i, (long long)(bad / s->hidden), why);
         }
-        most = largest_abs(x, n * s->hidden, most);
+        most = here > most ? here : most;
     }
     char subject[32];
     snprintf(subject, sizeof subject, "layer %d", j->index);
@@ -612,8 +621,8 @@ static int choose_folds(qc_layer_job *j, float *x, qc_err *err)
                              .length = n};
     memcpy(job.sites, p->options->fold_sites, sizeof job.sites);
     for (int64_t i = 0; i < job.n_windows; i++) {
-        QC_TRY(qc_stream_get(&p->x, i * p->corpus->n_windows / job.n_windows * n, n, p->host, err));
-        QC_TRY(p->be->upload(p->be, x + i * n * hidden, p->host, n * hidden, err));
+        int64_t window = i * p->corpus->n_windows / job.n_windows;
+        QC_TRY(qc_stream_load(&p->x, p->be, window * n, n, p->host, x + i * n * hidden, err));
     }
     return qc_layer_fold_choose(&job, &j->fold, err);
 }

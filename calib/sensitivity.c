@@ -74,15 +74,13 @@ static int open_flow(probe *p, flow *f, const qc_sample_text *text, qc_err *err)
 static int load_window(probe *p, const flow *f, int64_t window, qc_err *err)
 {
     int64_t n = f->text->length;
-    QC_TRY(qc_stream_get(&f->x, window * n, n, p->host, err));
-    return p->be->upload(p->be, p->buffer_x, p->host, n * f->x.hidden, err);
+    return qc_stream_load(&f->x, p->be, window * n, n, p->host, p->buffer_x, err);
 }
 
 static int store_window(probe *p, flow *f, int64_t window, qc_err *err)
 {
     int64_t n = f->text->length;
-    QC_TRY(p->be->download(p->be, p->host, p->buffer_x, n * f->x.hidden, err));
-    return qc_stream_put(&f->x, window * n, n, p->host, err);
+    return qc_stream_store(&f->x, p->be, window * n, n, p->host, p->buffer_x, err);
 }
 
 /* to = the layer's output for `from` (the same flow is fine). */

@@ -78,28 +78,6 @@ static int check_memory(const pass *p, bool *ret_spill, qc_err *err)
 
 /* ---- walk ---- */
 
-/* Window i of the stream in backend memory: in place where that is possible. */
-static int borrow(pass *p, int64_t window, float **ret, qc_err *err)
-{
-    int64_t n = p->info->length, at = window * n;
-    if (p->be->host_memory && p->x.data) {
-        *ret = p->x.data + at * p->x.hidden;
-        return QC_OK;
-    }
-    *ret = p->buffer_x;
-    QC_TRY(qc_stream_get(&p->x, at, n, p->host, err));
-    return p->be->upload(p->be, p->buffer_x, p->host, n * p->x.hidden, err);
-}
-
-static int give_back(pass *p, int64_t window, const float *x, qc_err *err)
-{
-    int64_t n = p->info->length;
-    if (x != p->buffer_x)
-        return QC_OK;
-    QC_TRY(p->be->download(p->be, p->host, x, n * p->x.hidden, err));
-    return qc_stream_put(&p->x, window * n, n, p->host, err);
-}
-
 static int embed_all(pass *p, qc_err *err)
 {
     int64_t n = p->info->length;
@@ -115,7 +93,7 @@ static int walk_window(pass *p, const qc_layer *layer, int64_t window, qc_err *e
 {
     int64_t n = p->info->length;
     float *x;
-    QC_TRY(borrow(p, window, &x, err));
+    QC_TRY(qc_stream_borrow(&p->x, p->be, window * n, n, p->host, p->buffer_x, &x, err));
     for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
         qc_stage stage = (qc_stage)s;
         QC_TRY(qc_layer_stage_input(layer, p->ws, stage, x, p->buffer_u, n, err));
@@ -123,7 +101,7 @@ static int walk_window(pass *p, const qc_layer *layer, int64_t window, qc_err *e
         if (stage == QC_STAGE_O || stage == QC_STAGE_DOWN)
             QC_TRY(qc_layer_stage_output(layer, p->ws, stage, p->buffer_u, x, n, err));
     }
-    return give_back(p, window, x, err);
+    return qc_stream_give_back(&p->x, p->be, window * n, n, p->host, p->buffer_x, x, err);
 }
 
 /* A NaN or infinity in any token ends up in the maximum of its column. */

@@ -82,3 +82,32 @@ int qc_stream_put(qc_stream *stream, int64_t token0, int64_t n_tokens, const flo
     }
     return QC_OK;
 }
+
+int qc_stream_load(const qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                   float *dst, qc_err *err)
+{
+    QC_TRY(qc_stream_get(stream, token0, n_tokens, be->host_memory ? dst : host, err));
+    return be->host_memory ? QC_OK : be->upload(be, dst, host, n_tokens * stream->hidden, err);
+}
+
+int qc_stream_store(qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                    const float *src, qc_err *err)
+{
+    if (!be->host_memory)
+        QC_TRY(be->download(be, host, src, n_tokens * stream->hidden, err));
+    return qc_stream_put(stream, token0, n_tokens, be->host_memory ? src : host, err);
+}
+
+int qc_stream_borrow(const qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                     float *buffer, float **ret, qc_err *err)
+{
+    bool in_place = be->host_memory && stream->data;
+    *ret = in_place ? stream->data + token0 * stream->hidden : buffer;
+    return in_place ? QC_OK : qc_stream_load(stream, be, token0, n_tokens, host, buffer, err);
+}
+
+int qc_stream_give_back(qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                        const float *buffer, const float *x, qc_err *err)
+{
+    return x == buffer ? qc_stream_store(stream, be, token0, n_tokens, host, x, err) : QC_OK;
+}

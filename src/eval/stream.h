@@ -3,7 +3,7 @@
 #ifndef QC_EVAL_STREAM_H
 #define QC_EVAL_STREAM_H
 
-#include "qc_err.h"
+#include "backend.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,5 +25,20 @@ int qc_stream_get(const qc_stream *stream, int64_t token0, int64_t n_tokens, flo
                   qc_err *err) QC_WARN_UNUSED;
 int qc_stream_put(qc_stream *stream, int64_t token0, int64_t n_tokens, const float *src,
                   qc_err *err) QC_WARN_UNUSED;
+
+/* The same to / from backend memory. host [n_tokens, hidden] stages what a backend with memory of its own
+ * gets; other backends copy once and leave it alone. */
+int qc_stream_load(const qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                   float *dst, qc_err *err) QC_WARN_UNUSED;
+int qc_stream_store(qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                    const float *src, qc_err *err) QC_WARN_UNUSED;
+
+/* Tokens for work in place: *ret is the stream itself where the backend works in host memory and it is not
+ * spilled, else they are loaded to `buffer`. What was changed goes back by give_back, which has nothing to do
+ * unless x is the buffer. */
+int qc_stream_borrow(const qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                     float *buffer, float **ret, qc_err *err) QC_WARN_UNUSED;
+int qc_stream_give_back(qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
+                        const float *buffer, const float *x, qc_err *err) QC_WARN_UNUSED;
 
 #endif

@@ -220,25 +220,14 @@ static int embed_all(walk *w, qc_err *err)
  * copy. */
 static int borrow(walk *w, side *s, int64_t at, int64_t n, float **ret, qc_err *err)
 {
-    int64_t hidden = s->model->config.hidden;
-    if (w->be->host_memory && s->stream.data) {
-        *ret = s->stream.data + at * hidden;
-        return QC_OK;
-    }
-    *ret = w->x;
-    QC_TRY(qc_stream_get(&s->stream, at, n, w->host, err));
-    return w->be->upload(w->be, w->x, w->host, n * hidden, err);
+    return qc_stream_borrow(&s->stream, w->be, at, n, w->host, w->x, ret, err);
 }
 
 /* Put changed tokens back; *ret_host = their values on the host. Nothing to do for those changed in place. */
 static int give_back(walk *w, side *s, int64_t at, int64_t n, float *x, const float **ret_host, qc_err *err)
 {
-    *ret_host = x;
-    if (x != w->x)
-        return QC_OK;
-    *ret_host = w->host;
-    QC_TRY(w->be->download(w->be, w->host, x, n * s->model->config.hidden, err));
-    return qc_stream_put(&s->stream, at, n, w->host, err);
+    *ret_host = w->be->host_memory ? x : w->host;
+    return qc_stream_give_back(&s->stream, w->be, at, n, w->host, w->x, x, err);
 }
 
 static int run_layer(walk *w, side *s, int layer, qc_err *err)

@@ -173,6 +173,16 @@ int64_t qc_first_nonfinite(const float *x, int64_t n_elems)
     return i;
 }
 
+float qc_largest_abs(const float *x, int64_t n_elems)
+{
+    uint32_t most = 0; /* without the sign bit, bits are in the order of absolute values, NaNs last */
+    for (int64_t i = 0; i < n_elems; i++) {
+        uint32_t bits = qc_f32_bits(x[i]) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    return qc_f32_from_bits(most);
+}
+
 /* One function per type: restrict and element types of byte alignment let the compiler use vectors. */
 #define CONVERTER(name, type, expr)                                                                          \
     typedef type name##_elem __attribute__((aligned(1), may_alias));                                         \

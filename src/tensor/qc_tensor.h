@@ -104,6 +104,9 @@ void qc_shape_text(const int64_t *shape, int n_dims, char *ret, size_t cap_bytes
 /* Index of the first NaN or infinity among n_elems values, -1 if all are finite. */
 int64_t qc_first_nonfinite(const float *x, int64_t n_elems);
 
+/* Largest |x| of n_elems values, 0 of none; infinity or a NaN if there is any. */
+float qc_largest_abs(const float *x, int64_t n_elems);
+
 /* Dense elements to float32 (F32, F16, BF16, F64, I8, U8, I16, U16, I32, BOOL). QC_E_UNSUPPORTED for others.
  * src need not be aligned. */
 int qc_dense_to_f32(qc_dtype dtype, const void *src, int64_t n_elems, float *dst, qc_err *err) QC_WARN_UNUSED;
