@@ -11,7 +11,7 @@
 struct qc_given_stats {
     qc_stats_file *file; /* this */
     qc_imatrix *imatrix; /* or this */
-    int64_t widths[QC_N_DENSE_STAGES];
+    int64_t widths[QC_N_STAGES];
 };
 
 /* What a file is, by its first bytes; one that can not be read is left to the reader of statistics. */
@@ -30,7 +30,7 @@ int qc_given_stats_open(const char *path, const qc_model *model, qc_given_stats 
     qc_given_stats *g = qc_calloc(1, sizeof *g);
     if (!g)
         return qc_fail_nomem(err, path, sizeof *g);
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
+    for (int s = 0; s < (model->config.n_experts ? QC_N_STAGES : QC_N_DENSE_STAGES); s++)
         g->widths[s] = qc_stage_width(&model->config, (qc_stage)s);
     int rc = QC_OK;
     if (is_gguf(path))
@@ -69,11 +69,13 @@ int qc_given_stats_check(const qc_given_stats *given, const qc_model *model, con
 }
 
 /* The diagonal as one part of the tree of sums, so that all of hessian.h holds for it. */
-static int append_diagonal(const qc_imatrix *im, int layer, qc_slot slot, qc_hessian *hs, qc_err *err)
+static int append_diagonal(const qc_imatrix *im, qc_stats_place place, qc_slot slot, qc_hessian *hs,
+                           qc_err *err)
 {
     qc_backend *be = hs->be;
-    int64_t n = hs->n, n_elems = n * (n + 1) / 2, n_tokens = qc_imatrix_tokens(im, layer, slot);
-    const float *weights = qc_imatrix_weights(im, layer, slot);
+    int64_t n = hs->n, n_elems = n * (n + 1) / 2,
+            n_tokens = qc_imatrix_tokens(im, place.layer, slot, place.expert);
+    const float *weights = qc_imatrix_weights(im, place.layer, slot, place.expert);
     qc_hessian_part part = {.n_tokens = qc_max_i64(n_tokens, 1)};
     while ((int64_t)QC_HESSIAN_BLOCK << part.level < part.n_tokens)
         part.level++;
@@ -99,23 +101,25 @@ static int append_diagonal(const qc_imatrix *im, int layer, qc_slot slot, qc_hes
     return QC_OK;
 }
 
-int qc_given_stats_load(const qc_given_stats *given, qc_backend *be, int layer, qc_stage stage, qc_slot slot,
+int qc_given_stats_load(const qc_given_stats *given, qc_backend *be, qc_stats_place place, qc_slot slot,
                         qc_hessian *hs, const float **ret_h, qc_err *err)
 {
     const float *sum_abs;
-    QC_TRY(qc_hessian_init(hs, be, given->widths[stage], 0, err));
-    if (given->file)
-        QC_TRY(qc_stats_append(given->file, layer, stage, hs, err));
-    else
-        QC_TRY(append_diagonal(given->imatrix, layer, slot, hs, err));
+    if (given->file) {
+        QC_TRY(qc_stats_init(qc_stats_of(given->file), place, be, hs, err));
+        QC_TRY(qc_stats_append(given->file, place, hs, err));
+    } else {
+        QC_TRY(qc_hessian_init(hs, be, given->widths[place.stage], 0, err));
+        QC_TRY(append_diagonal(given->imatrix, place, slot, hs, err));
+    }
     return qc_hessian_finish(hs, ret_h, &sum_abs, err);
 }
 
 uint64_t qc_given_stats_bytes(const qc_given_stats *given)
 {
     uint64_t most = 0;
-    for (int64_t k = 0; k < (given->file ? given->file->info.n_layers : 1) * QC_N_DENSE_STAGES; k++) {
-        uint64_t n = (uint64_t)given->widths[k % QC_N_DENSE_STAGES];
+    for (int64_t k = 0; k < (given->file ? qc_stats_n_places(&given->file->info) : QC_N_STAGES); k++) {
+        uint64_t n = given->file ? 0 : (uint64_t)given->widths[k];
         /* a record as it is stored, put in order, and its parts; or the last part and H */
         uint64_t bytes = given->file ? 3 * given->file->records[k].raw_bytes : 6 * n * n;
         most = bytes > most ? bytes : most;

@@ -23,10 +23,11 @@ const qc_stats_info *qc_given_stats_info(const qc_given_stats *given);
 int qc_given_stats_check(const qc_given_stats *given, const qc_model *model, const char (*digests)[65],
                          qc_err *err) QC_WARN_UNUSED;
 
-/* H of the inputs of a matrix: fills the zeroed *hs, which owns *ret_h [n, n] (clear it also on failure).
- * All matrices of a stage have the same in a statistics file. From an importance matrix it is diagonal, with
- * the rule of qc_stats_weights_of_sums, and 1 where hs->n_tokens stays 0: nothing is known of this matrix. */
-int qc_given_stats_load(const qc_given_stats *given, qc_backend *be, int layer, qc_stage stage, qc_slot slot,
+/* H of the inputs of a matrix (slot: one of the place's): fills the zeroed *hs, which owns *ret_h [n, n]
+ * (clear it also on failure). All matrices of a stage have the same in a statistics file; an expert without
+ * tokens has 0. From an importance matrix it is diagonal, with the rule of qc_stats_weights_of_sums, and 1
+ * where hs->n_tokens stays 0: nothing is known of this matrix. */
+int qc_given_stats_load(const qc_given_stats *given, qc_backend *be, qc_stats_place place, qc_slot slot,
                         qc_hessian *hs, const float **ret_h, qc_err *err) QC_WARN_UNUSED;
 
 /* Most bytes that a load takes, the result included. */

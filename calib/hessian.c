@@ -3,6 +3,8 @@
 #include "qc_alloc.h"
 #include "qc_math.h"
 
+#include <assert.h>
+
 static int64_t triangle(int64_t n)
 {
     return n * (n + 1) / 2;
@@ -39,6 +41,13 @@ int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_blo
     *hs = (qc_hessian){.be = be, .n = n, .next_block = first_block};
     hs->max_abs = qc_backend_zeros(be, n, err);
     return hs->max_abs ? QC_OK : QC_E_RESOURCE;
+}
+
+int qc_hessian_init_routed(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block, qc_err *err)
+{
+    QC_TRY(qc_hessian_init(hs, be, n, first_block, err));
+    hs->routed = true;
+    return QC_OK;
 }
 
 static void free_block(qc_hessian *hs)
@@ -115,13 +124,13 @@ static int check_part(const qc_hessian *hs, const qc_hessian_part *part, qc_err 
 {
     const qc_hessian_part *last = hs->n_parts ? &hs->parts[hs->n_parts - 1] : NULL;
     if (part->level < 0 || part->level > 30 || part->index < 0 || part->index > INT32_MAX ||
-        part->n_tokens < 1 || part->n_tokens > (int64_t)QC_HESSIAN_BLOCK << part->level)
+        part->n_tokens < !hs->routed || part->n_tokens > (int64_t)QC_HESSIAN_BLOCK << part->level)
         return qc_fail(err, QC_E_INPUT, "sums of %lld tokens at level %d, index %lld are impossible",
                        (long long)part->n_tokens, part->level, (long long)part->index);
     if (part->index << part->level != hs->next_block)
         return qc_fail(err, QC_E_INPUT, "sums from block %lld where block %lld should follow",
                        (long long)(part->index << part->level), (long long)hs->next_block);
-    if (last && last->n_tokens != (int64_t)QC_HESSIAN_BLOCK << last->level)
+    if (!hs->routed && last && last->n_tokens != (int64_t)QC_HESSIAN_BLOCK << last->level)
         return qc_fail(err, QC_E_INPUT, "sums follow block %lld, which is not full (%d tokens)",
                        (long long)hs->next_block - 1, QC_HESSIAN_BLOCK);
     return QC_OK;
@@ -143,11 +152,19 @@ int qc_hessian_append(qc_hessian *hs, const qc_hessian_part *part, qc_err *err)
     return join_siblings(hs, err);
 }
 
+/* part += the block's sums */
+static int add_block(const qc_hessian *hs, const qc_hessian_part *part, qc_err *err)
+{
+    if (hs->block_tokens == 0)
+        return QC_OK;
+    QC_TRY(add_triangle(hs->be, part->h, hs->block_h, hs->n, true, err));
+    return hs->be->add(hs->be, part->sum_abs, hs->block_abs, 1, hs->n, err);
+}
+
 /* The block's sum goes straight into its left sibling if that is there. */
 static int close_into_sibling(qc_hessian *hs, qc_hessian_part *left, qc_err *err)
 {
-    QC_TRY(add_triangle(hs->be, left->h, hs->block_h, hs->n, true, err));
-    QC_TRY(hs->be->add(hs->be, left->sum_abs, hs->block_abs, 1, hs->n, err));
+    QC_TRY(add_block(hs, left, err));
     left->n_tokens += hs->block_tokens;
     left->level = 1;
     left->index /= 2;
@@ -156,10 +173,8 @@ static int close_into_sibling(qc_hessian *hs, qc_hessian_part *left, qc_err *err
     return join_siblings(hs, err);
 }
 
-int qc_hessian_close(qc_hessian *hs, qc_err *err)
+int qc_hessian_end_block(qc_hessian *hs, qc_err *err)
 {
-    if (hs->block_tokens == 0)
-        return QC_OK;
     qc_backend *be = hs->be;
     qc_hessian_part *last = hs->n_parts ? &hs->parts[hs->n_parts - 1] : NULL;
     if (last && last->level == 0 && last->index % 2 == 0)
@@ -167,9 +182,7 @@ int qc_hessian_close(qc_hessian *hs, qc_err *err)
     qc_hessian_part part = {.index = hs->next_block, .n_tokens = hs->block_tokens};
     part.h = qc_backend_zeros(be, triangle(hs->n), err);
     part.sum_abs = part.h ? qc_backend_zeros(be, hs->n, err) : NULL;
-    int rc = part.sum_abs ? add_triangle(be, part.h, hs->block_h, hs->n, true, err) : QC_E_RESOURCE;
-    if (rc == QC_OK)
-        rc = be->add(be, part.sum_abs, hs->block_abs, 1, hs->n, err);
+    int rc = part.sum_abs ? add_block(hs, &part, err) : QC_E_RESOURCE;
     if (rc < 0) {
         free_part(be, &part);
         return rc;
@@ -177,6 +190,11 @@ int qc_hessian_close(qc_hessian *hs, qc_err *err)
     hs->n_tokens -= hs->block_tokens; /* counted again as a part */
     hs->block_tokens = 0;
     return qc_hessian_append(hs, &part, err);
+}
+
+int qc_hessian_close(qc_hessian *hs, qc_err *err)
+{
+    return hs->block_tokens ? qc_hessian_end_block(hs, err) : QC_OK;
 }
 
 /* The square matrix stays allocated from block to block. */
@@ -198,13 +216,14 @@ int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens
         if (hs->block_tokens == 0)
             QC_TRY(zero_block(hs, err));
         int64_t take = qc_min_i64(n_tokens, QC_HESSIAN_BLOCK - hs->block_tokens);
+        assert(take > 0);
         QC_TRY(be->gram(be, hs->block_h, x, ldx, NULL, 0, take, hs->n, hs->n, 1, err));
         QC_TRY(be->column_stats(be, hs->block_abs, hs->max_abs, x, ldx, take, hs->n, err));
         hs->block_tokens += take;
         hs->n_tokens += take;
         x += take * ldx;
         n_tokens -= take;
-        if (hs->block_tokens == QC_HESSIAN_BLOCK)
+        if (hs->block_tokens == QC_HESSIAN_BLOCK && !hs->routed)
             QC_TRY(qc_hessian_close(hs, err));
     }
     return QC_OK;

@@ -19,7 +19,8 @@
 typedef struct qc_hessian_part {
     int level;
     int64_t index;
-    int64_t n_tokens; /* QC_HESSIAN_BLOCK << level, fewer where the last block of the text is not full */
+    int64_t n_tokens; /* QC_HESSIAN_BLOCK << level, fewer where the last block of the text is not full, or
+                         whatever was routed here */
     float *h;         /* lower triangle by rows, [n * (n + 1) / 2]: row r starts at r * (r + 1) / 2; backend
                          memory */
     float *sum_abs;   /* [n], backend memory */
@@ -28,6 +29,7 @@ typedef struct qc_hessian_part {
 typedef struct qc_hessian {
     qc_backend *be; /* borrowed */
     int64_t n;      /* input width */
+    bool routed;    /* of an expert: blocks hold the tokens that it gets of each block of the corpus */
     int64_t n_tokens;
     float *max_abs;         /* [n], backend memory */
     qc_hessian_part *parts; /* in ascending order of blocks; owned */
@@ -41,6 +43,14 @@ typedef struct qc_hessian {
 /* Start at block `first_block` of the corpus. */
 int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block,
                     qc_err *err) QC_WARN_UNUSED;
+
+/* The same for an expert, which gets any number of the tokens of a block, also none. Blocks end where the
+ * caller says so, by qc_hessian_end_block, for every block of the corpus; so the tree, and with it merging,
+ * is that of all tokens. */
+int qc_hessian_init_routed(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block,
+                           qc_err *err) QC_WARN_UNUSED;
+int qc_hessian_end_block(qc_hessian *hs, qc_err *err) QC_WARN_UNUSED;
+
 void qc_hessian_clear(qc_hessian *hs);
 
 /* Take tokens x[n_tokens, n] (backend memory, stride ldx). Other cuts into calls may give other last bits (of

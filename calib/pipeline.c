@@ -496,40 +496,65 @@ static int run_stage(qc_layer_job *j, qc_stage stage, qc_err *err)
 
 /* ---- given statistics ---- */
 
-/* Matrices of a stage that have the statistics of the first of them. */
-static int run_given(qc_layer_job *j, qc_stage stage, const qc_slot *slots, qc_err *err)
+/* Matrices of a stage that have the statistics of the first of them. *ret_tokens: how many they are of, left
+ * alone where nothing is to be quantized. */
+static int run_given(qc_layer_job *j, qc_stats_place place, const qc_slot *slots, int64_t *ret_tokens,
+                     qc_err *err)
 {
     qc_pipeline *p = j->p;
     qc_stage_stats stats = {.drift = NULL};
-    int64_t tensor = qc_model_tensor(p->model, j->index, slots[0]),
-            width = qc_stage_width(&p->model->config, stage);
-    if (!qc_stage_any_quantized(j, slots, 0))
+    int64_t tensor = qc_model_expert_tensor(p->model, j->index, slots[0], place.expert),
+            width = qc_stage_width(&p->model->config, place.stage);
+    bool of_expert = place.stage >= QC_N_DENSE_STAGES;
+    if (!qc_stage_any_quantized(j, slots, place.expert))
         return QC_OK;
     double start = qc_now_seconds();
-    int rc = qc_given_stats_load(p->options->given, p->be, j->index, stage, slots[0], &stats.hessian,
-                                 &stats.h, err);
+    int rc = qc_given_stats_load(p->options->given, p->be, place, slots[0], &stats.hessian, &stats.h, err);
     if (rc == QC_OK)
         rc = qc_gptq_shrink(p->be, stats.hessian.block_h, width, p->options->shrink, err);
     j->record.times.hessian += qc_now_seconds() - start;
-    if (rc == QC_OK && stats.hessian.n_tokens == 0)
+    *ret_tokens = stats.hessian.n_tokens;
+    if (rc == QC_OK && *ret_tokens == 0 && !of_expert)
         rc = qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "no_statistics",
                           p->model->src->info(p->model->src, tensor)->name, 1, err,
                           "the importance matrix has nothing about it: all columns count alike");
     if (rc == QC_OK)
-        rc = qc_stage_quantize(j, stage, 0, slots, &stats, false, err);
+        rc = qc_stage_quantize(j, place.stage, place.expert, slots, &stats, of_expert && *ret_tokens == 0,
+                               err);
     qc_stage_stats_clear(&stats, p->be);
     return rc;
 }
 
 /* An importance matrix has statistics of each matrix, a statistics file of each stage. */
-static int run_given_stage(qc_layer_job *j, qc_stage stage, qc_err *err)
+static int run_given_stage(qc_layer_job *j, qc_stats_place place, int64_t *ret_tokens, qc_err *err)
 {
-    const qc_slot *slots = slots_of(j->p, stage);
+    const qc_slot *slots = slots_of(j->p, place.stage);
     if (qc_given_stats_info(j->p->options->given))
-        return run_given(j, stage, slots, err);
+        return run_given(j, place, slots, ret_tokens, err);
     for (const qc_slot *s = slots; *s != QC_N_SLOTS; s++)
-        QC_TRY(run_given(j, stage, (qc_slot[]){*s, QC_N_SLOTS}, err));
+        QC_TRY(run_given(j, place, (qc_slot[]){*s, QC_N_SLOTS}, ret_tokens, err));
     return QC_OK;
+}
+
+/* Experts one after the other. Those that had few tokens are named. */
+static int run_given_experts(qc_layer_job *j, qc_err *err)
+{
+    const qc_model_config *c = &j->p->model->config;
+    const qc_stats_info *info = qc_given_stats_info(j->p->options->given);
+    int64_t *tokens = qc_alloc((size_t)c->n_experts, sizeof *tokens),
+            wanted = qc_max_i64(c->hidden, c->expert_ffn);
+    int rc =
+        tokens ? QC_OK : qc_fail_nomem(err, "experts", (unsigned long long)c->n_experts * sizeof *tokens);
+    for (int64_t e = 0; e < c->n_experts && rc == QC_OK; e++) {
+        tokens[e] = wanted;
+        for (int s = QC_STAGE_EXPERT_GATE_UP; s <= QC_STAGE_EXPERT_DOWN && rc == QC_OK; s++)
+            rc = run_given_stage(j, (qc_stats_place){j->index, (qc_stage)s, e}, &tokens[e], err);
+    }
+    if (rc == QC_OK)
+        rc = qc_layer_note_tokens(
+            j, tokens, info ? qc_min_i64(wanted, info->corpus_windows * info->length) : wanted, err);
+    qc_free(tokens);
+    return rc;
 }
 
 /* ---- one layer ---- */
@@ -705,9 +730,17 @@ static int quantize_given_layer(qc_layer_job *j, qc_err *err)
     if (j->index < qc_journal_n_layers(j->p->journal))
         return QC_OK;
     QC_TRY(qc_journal_begin_layer(j->p->journal, j->index, err));
-    for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++) {
-        QC_TRY(run_given_stage(j, (qc_stage)stage, err));
-        QC_TRY(qc_pipeline_advance(j->p, (double)qc_stage_width(&j->p->model->config, (qc_stage)stage), err));
+    for (int s = 0; s < QC_N_STAGES; s++) {
+        const qc_model_config *c = &j->p->model->config;
+        qc_stage stage = (qc_stage)s;
+        int64_t unused;
+        if (!qc_stage_present(c, j->index, stage))
+            continue;
+        if (stage < QC_N_DENSE_STAGES)
+            QC_TRY(run_given_stage(j, (qc_stats_place){j->index, stage, 0}, &unused, err));
+        else if (stage == QC_STAGE_EXPERT_GATE_UP)
+            QC_TRY(run_given_experts(j, err));
+        QC_TRY(qc_pipeline_advance(j->p, (double)qc_stage_width(c, stage), err));
     }
     return finish_record(j, err);
 }

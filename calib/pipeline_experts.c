@@ -90,16 +90,6 @@ static void run_free(expert_run *r)
 
 /* ---- rows of a stream ---- */
 
-static int get_rows(qc_pipeline *p, const qc_stream *s, const int32_t *tokens, int64_t n, float *dst,
-                    qc_err *err)
-{
-    if (p->be->host_memory && s->data)
-        return p->be->gather_rows(p->be, dst, s->data, tokens, n, s->hidden, err);
-    for (int64_t i = 0; i < n; i++)
-        QC_TRY(qc_stream_get(s, tokens[i], 1, p->host + i * s->hidden, err));
-    return p->be->upload(p->be, dst, p->host, n * s->hidden, err);
-}
-
 static int put_rows(qc_pipeline *p, qc_stream *s, const int32_t *tokens, int64_t n, const float *src,
                     qc_err *err)
 {
@@ -161,7 +151,7 @@ static int add_tokens(expert_run *r, qc_stage stage, int64_t expert, token_list 
         int64_t n = qc_min_i64(p->corpus->length, list.n - i);
         const float *u = p->buffer_u;
         double start = qc_now_seconds();
-        QC_TRY(get_rows(p, &p->kept, list.tokens + i, n, p->buffer_u, err));
+        QC_TRY(qc_stream_gather(&p->kept, p->be, list.tokens + i, n, p->host, p->buffer_u, err));
         if (stage == QC_STAGE_EXPERT_DOWN) {
             QC_TRY(qc_layer_expert_down_input(j->layer, p->ws, expert, u, r->h, n, err));
             u = r->h;
@@ -208,18 +198,19 @@ static int add_sample(expert_run *r, qc_stage stage, int64_t expert, int64_t n_o
 }
 
 /* "3 (0 tokens), 17 (5 tokens) and 2 more": experts with lo <= tokens < hi. Returns their number. */
-static int64_t list_experts(const expert_run *r, int64_t lo, int64_t hi, char *ret, size_t cap_bytes)
+static int64_t list_experts(const int64_t *tokens, int64_t n_experts, int64_t lo, int64_t hi, char *ret,
+                            size_t cap_bytes)
 {
     const size_t tail_bytes = 32; /* " and N more" */
     int64_t n = 0, n_listed = 0;
     size_t used = 0;
     ret[0] = 0;
-    for (int64_t e = 0; e < config_of(r)->n_experts; e++) {
-        int64_t tokens = r->first[e + 1] - r->first[e];
-        if (tokens < lo || tokens >= hi || n++ > n_listed)
+    for (int64_t e = 0; e < n_experts; e++) {
+        if (tokens[e] < lo || tokens[e] >= hi || n++ > n_listed)
             continue;
         char one[64];
-        snprintf(one, sizeof one, "%s%lld (%lld tokens)", n > 1 ? ", " : "", (long long)e, (long long)tokens);
+        snprintf(one, sizeof one, "%s%lld (%lld tokens)", n > 1 ? ", " : "", (long long)e,
+                 (long long)tokens[e]);
         if (used + strlen(one) + tail_bytes > cap_bytes)
             continue;
         used += (size_t)snprintf(ret + used, cap_bytes - used, "%s", one);
@@ -230,28 +221,40 @@ static int64_t list_experts(const expert_run *r, int64_t lo, int64_t hi, char *r
     return n;
 }
 
-/* An expert without tokens is a fallback; where there are too few to tell all inputs apart that is said. */
+/* An expert without tokens is a fallback; where there are too few to tell all inputs apart that is said. What
+ * stands in for missing tokens is a sample of all, which given statistics do not have. */
+int qc_layer_note_tokens(qc_layer_job *j, const int64_t *tokens, int64_t wanted, qc_err *err)
+{
+    int64_t n_experts = j->p->model->config.n_experts;
+    bool given = j->p->options->given != NULL;
+    char subject[32], list[320];
+    snprintf(subject, sizeof subject, "layer %d", j->index);
+    int64_t n = list_experts(tokens, n_experts, 0, 1, list, sizeof list);
+    if (n)
+        QC_TRY(qc_event_add(&j->record.events, QC_EVENT_FALLBACK, "expert_without_tokens", subject, n, err,
+                            "experts that the router sends nothing to, rounded to nearest%s: %s",
+                            given ? "" : " and weighted by a sample of all tokens", list));
+    n = list_experts(tokens, n_experts, 1, wanted, list, sizeof list);
+    if (n == 0)
+        return QC_OK;
+    return qc_event_add(&j->record.events, QC_EVENT_NOTE, "expert_few_tokens", subject, n, err,
+                        "experts with fewer than %lld tokens%s: %s", (long long)wanted,
+                        given ? "" : ", a sample of all tokens stands in for the missing ones", list);
+}
+
+/* The same for what the router chose. */
 static int note_tokens(expert_run *r, qc_err *err)
 {
     const qc_model_config *c = config_of(r);
-    qc_event_list *events = &r->j->record.events;
-    int64_t wanted = qc_min_i64(qc_max_i64(c->hidden, c->expert_ffn), qc_pipeline_tokens(r->j->p));
-    char subject[32], list[320];
-    snprintf(subject, sizeof subject, "layer %d", r->j->index);
-    int64_t n = list_experts(r, 0, 1, list, sizeof list);
-    if (n)
-        QC_TRY(qc_event_add(events, QC_EVENT_FALLBACK, "expert_without_tokens", subject, n, err,
-                            "experts that the router sends nothing to, rounded to nearest and weighted by a "
-                            "sample of all tokens: %s",
-                            list));
-    n = list_experts(r, 1, wanted, list, sizeof list);
-    if (n == 0)
-        return QC_OK;
-    return qc_event_add(
-        events, QC_EVENT_NOTE, "expert_few_tokens", subject, n, err,
-        "experts with fewer than %lld tokens, a sample of all tokens stands in for the missing "
-        "ones: %s",
-        (long long)wanted, list);
+    int64_t wanted = qc_min_i64(qc_max_i64(c->hidden, c->expert_ffn), qc_pipeline_tokens(r->j->p)),
+            *tokens = qc_alloc((size_t)c->n_experts, sizeof *tokens);
+    if (!tokens)
+        return qc_fail_nomem(err, "experts", (unsigned long long)c->n_experts * sizeof *tokens);
+    for (int64_t e = 0; e < c->n_experts; e++)
+        tokens[e] = r->first[e + 1] - r->first[e];
+    int rc = qc_layer_note_tokens(r->j, tokens, wanted, err);
+    qc_free(tokens);
+    return rc;
 }
 
 /* ---- one expert ---- */
@@ -287,10 +290,10 @@ static int put_output(expert_run *r, int64_t expert, qc_err *err)
     double start = qc_now_seconds();
     for (int64_t i = r->first[expert]; i < r->first[expert + 1]; i += p->corpus->length) {
         int64_t n = qc_min_i64(p->corpus->length, r->first[expert + 1] - i);
-        QC_TRY(get_rows(p, &p->kept, r->tokens + i, n, p->buffer_u, err));
+        QC_TRY(qc_stream_gather(&p->kept, p->be, r->tokens + i, n, p->host, p->buffer_u, err));
         QC_TRY(qc_layer_expert_down_input(j->layer, p->ws, expert, p->buffer_u, r->h, n, err));
         if (!in_place)
-            QC_TRY(get_rows(p, &p->x, r->tokens + i, n, p->buffer_x, err));
+            QC_TRY(qc_stream_gather(&p->x, p->be, r->tokens + i, n, p->host, p->buffer_x, err));
         QC_TRY(qc_layer_expert_output(j->layer, p->ws, expert, r->h, in_place ? r->tokens + i : r->all,
                                       r->token_weights + i, n, in_place ? p->x.data : p->buffer_x, err));
         if (!in_place)

@@ -81,6 +81,10 @@ int qc_stage_quantize(qc_layer_job *j, qc_stage stage, int64_t expert, const qc_
  * adds its output to the stream before the next one starts. */
 int qc_layer_run_experts(qc_layer_job *j, qc_err *err) QC_WARN_UNUSED;
 
+/* Events about experts of the layer with no token (they are rounded to nearest) or fewer than `wanted` of
+ * them; tokens [n_experts]. */
+int qc_layer_note_tokens(qc_layer_job *j, const int64_t *tokens, int64_t wanted, qc_err *err) QC_WARN_UNUSED;
+
 /* Bytes of memory that qc_layer_run_experts takes beside what all stages do; 0 without experts. */
 uint64_t qc_layer_experts_bytes(const qc_model_config *config, const qc_corpus *corpus);
 

@@ -39,6 +39,17 @@ int qc_stats_model_sha256(const qc_source *src, char ret_hex[65], qc_err *err)
     return rc;
 }
 
+/* Layers, experts and widths. */
+static void describe_shape(const qc_model_config *config, qc_stats_info *info)
+{
+    info->n_layers = config->n_layers;
+    info->n_experts = config->n_experts;
+    for (int layer = 0; layer < (int)config->n_layers; layer++)
+        info->sparse[layer] = qc_stage_present(config, layer, QC_STAGE_EXPERT_DOWN);
+    for (int s = 0; s < (config->n_experts ? QC_N_STAGES : QC_N_DENSE_STAGES); s++)
+        info->widths[s] = qc_stage_width(config, (qc_stage)s);
+}
+
 int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char *path, qc_compute compute,
                       qc_stats_info *ret, qc_err *err)
 {
@@ -46,8 +57,12 @@ int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char
                           .corpus_windows = corpus->n_windows,
                           .length = corpus->length,
                           .n_windows = corpus->n_windows};
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
-        info.widths[s] = qc_stage_width(&model->config, (qc_stage)s);
+    if (info.n_layers > QC_STATS_MAX_LAYERS || model->config.n_experts > QC_STATS_MAX_EXPERTS)
+        return qc_fail(err, QC_E_UNSUPPORTED,
+                       "%s: statistics of %lld layers with %lld experts, at most %d and %d", model->src->path,
+                       (long long)info.n_layers, (long long)model->config.n_experts, QC_STATS_MAX_LAYERS,
+                       QC_STATS_MAX_EXPERTS);
+    describe_shape(&model->config, &info);
     snprintf(info.family, sizeof info.family, "%s", model->config.family->model_type);
     qc_one_line(info.text, sizeof info.text, qc_path_base(path));
     memcpy(info.ids_sha256, corpus->ids_sha256, sizeof info.ids_sha256);
@@ -55,6 +70,49 @@ int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char
     QC_TRY(qc_stats_model_sha256(model->src, info.model_sha256, err));
     *ret = info;
     return QC_OK;
+}
+
+/* ---- order of the inputs ---- */
+
+static int64_t places_of_layer(const qc_stats_info *info, int64_t layer)
+{
+    return info->sparse[layer] ? 2 + 2 * info->n_experts : QC_N_DENSE_STAGES;
+}
+
+int64_t qc_stats_n_places(const qc_stats_info *info)
+{
+    int64_t n = 0;
+    for (int64_t layer = 0; layer < info->n_layers; layer++)
+        n += places_of_layer(info, layer);
+    return n;
+}
+
+qc_stats_place qc_stats_place_at(const qc_stats_info *info, int64_t k)
+{
+    qc_stats_place place = {0};
+    for (; k >= places_of_layer(info, place.layer); place.layer++)
+        k -= places_of_layer(info, place.layer);
+    if (!info->sparse[place.layer] || k < 2) {
+        place.stage = (qc_stage)k;
+        return place;
+    }
+    place.stage = k % 2 ? QC_STAGE_EXPERT_DOWN : QC_STAGE_EXPERT_GATE_UP;
+    place.expert = (k - 2) / 2;
+    return place;
+}
+
+/* The place's number, -1 if the layer has no such stage. */
+static int64_t number_of(const qc_stats_info *info, qc_stats_place place)
+{
+    int64_t before = 0;
+    bool of_expert = place.stage >= QC_N_DENSE_STAGES;
+    if (of_expert ? !info->sparse[place.layer] || place.expert >= info->n_experts
+                  : info->sparse[place.layer] && place.stage >= QC_STAGE_GATE_UP)
+        return -1;
+    for (int64_t layer = 0; layer < place.layer; layer++)
+        before += places_of_layer(info, layer);
+    return before +
+           (of_expert ? 2 + 2 * place.expert + (place.stage == QC_STAGE_EXPERT_DOWN) : (int)place.stage);
 }
 
 int64_t qc_stats_part_bytes(int64_t n)
@@ -74,8 +132,16 @@ static cJSON *info_json(const qc_stats_info *info)
     cJSON_AddStringToObject(model, "sha256", info->model_sha256);
     cJSON_AddNumberToObject(model, "layers", (double)info->n_layers);
     widths = cJSON_AddObjectToObject(model, "widths");
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
-        cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)info->widths[s]);
+    for (int s = 0; s < QC_N_STAGES; s++)
+        if (info->widths[s])
+            cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)info->widths[s]);
+    if (info->n_experts) {
+        cJSON_AddNumberToObject(model, "experts", (double)info->n_experts);
+        cJSON *list = cJSON_AddArrayToObject(model, "expert_layers");
+        for (int64_t layer = 0; layer < info->n_layers; layer++)
+            if (info->sparse[layer])
+                qc_json_add_item(list, cJSON_CreateNumber((double)layer));
+    }
     cJSON_AddStringToObject(corpus, "text", info->text);
     cJSON_AddStringToObject(corpus, "ids_sha256", info->ids_sha256);
     cJSON_AddNumberToObject(corpus, "windows", (double)info->corpus_windows);
@@ -109,17 +175,41 @@ static bool get_int(const cJSON *object, const char *key, int64_t min, int64_t m
     return qc_json_int(qc_json_get(object, key), ret) && *ret >= min && *ret <= max;
 }
 
+static bool read_experts(const cJSON *model, qc_stats_info *info)
+{
+    const cJSON *layers = qc_json_get(model, "expert_layers"), *item;
+    if (!qc_json_get(model, "experts"))
+        return !layers;
+    if (!get_int(model, "experts", 1, QC_STATS_MAX_EXPERTS, &info->n_experts) || !cJSON_IsArray(layers))
+        return false;
+    cJSON_ArrayForEach(item, layers)
+    {
+        int64_t layer;
+        if (!qc_json_int(item, &layer) || layer < 0 || layer >= info->n_layers)
+            return false;
+        info->sparse[layer] = true;
+    }
+    return true;
+}
+
+static bool read_shape(const cJSON *model, qc_stats_info *info)
+{
+    const cJSON *widths = qc_json_get(model, "widths");
+    if (!get_int(model, "layers", 1, QC_STATS_MAX_LAYERS, &info->n_layers) || !read_experts(model, info))
+        return false;
+    for (int s = 0; s < (info->n_experts ? QC_N_STAGES : QC_N_DENSE_STAGES); s++)
+        if (!get_int(widths, qc_stage_name((qc_stage)s), 1, 1 << 20, &info->widths[s]))
+            return false;
+    return true;
+}
+
 /* The limits keep all sizes that are computed from them far from overflow. */
 static bool read_info(const cJSON *doc, qc_stats_info *info)
 {
     const cJSON *model = qc_json_get(doc, "model"), *corpus = qc_json_get(doc, "corpus"),
-                *shard = qc_json_get(doc, "shard"), *widths = qc_json_get(model, "widths");
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
-        if (!get_int(widths, qc_stage_name((qc_stage)s), 1, 1 << 20, &info->widths[s]))
-            return false;
-    return get_text(model, "family", info->family, sizeof info->family) &&
+                *shard = qc_json_get(doc, "shard");
+    return read_shape(model, info) && get_text(model, "family", info->family, sizeof info->family) &&
            get_text(model, "sha256", info->model_sha256, sizeof info->model_sha256) &&
-           get_int(model, "layers", 1, 4096, &info->n_layers) &&
            get_text(corpus, "text", info->text, sizeof info->text) &&
            get_text(corpus, "ids_sha256", info->ids_sha256, sizeof info->ids_sha256) &&
            get_int(corpus, "windows", 1, 1 << 30, &info->corpus_windows) &&
@@ -168,10 +258,11 @@ static int read_head(qc_stats_file *f, uint64_t *ret_records, qc_err *err)
     return QC_OK;
 }
 
-/* Record k is that of layer k / QC_N_DENSE_STAGES and stage k % QC_N_DENSE_STAGES. */
 static int read_records(qc_stats_file *f, uint64_t at, qc_err *err)
 {
-    int64_t n = f->info.n_layers * QC_N_DENSE_STAGES;
+    int64_t n = qc_stats_n_places(&f->info);
+    if ((uint64_t)n > f->map.n_bytes / QC_STATS_RECORD_HEAD)
+        return damaged(f->path, "it is cut", err);
     f->records = qc_calloc((size_t)n, sizeof *f->records);
     if (!f->records)
         return qc_fail_nomem(err, f->path, (unsigned long long)n * sizeof *f->records);
@@ -180,15 +271,16 @@ static int read_records(qc_stats_file *f, uint64_t at, qc_err *err)
         if (f->map.n_bytes - at < QC_STATS_RECORD_HEAD)
             return damaged(f->path, "it is cut", err);
         const uint8_t *d = f->map.data + at;
-        int64_t width = f->info.widths[k % QC_N_DENSE_STAGES], fixed = QC_STATS_FIXED + 4 * width;
+        qc_stats_place place = qc_stats_place_at(&f->info, k);
+        int64_t width = f->info.widths[place.stage], fixed = QC_STATS_FIXED + 4 * width;
         *r = (qc_stats_record){.offset = at + QC_STATS_RECORD_HEAD,
                                .raw_bytes = qc_get_le(d + 8, 8),
                                .zip_bytes = qc_get_le(d + 16, 8),
                                .crc = (uint32_t)qc_get_le(d + 24, 4)};
         if (qc_get_le(d + 28, 4) != crc(d, 28))
             return damaged(f->path, "checksum of a record's head", err);
-        if (qc_get_le(d, 4) != (uint64_t)(k / QC_N_DENSE_STAGES) ||
-            qc_get_le(d + 4, 4) != (uint64_t)(k % QC_N_DENSE_STAGES))
+        if (qc_get_le(d, 4) != (uint64_t)place.layer || qc_get_le(d + 4, 2) != (uint64_t)place.stage ||
+            qc_get_le(d + 6, 2) != (uint64_t)place.expert)
             return damaged(f->path, "records are not in order", err);
         uint64_t part = (uint64_t)qc_stats_part_bytes(width), parts = (r->raw_bytes - (uint64_t)fixed) / part;
         if (r->raw_bytes < (uint64_t)fixed || parts < 1 || parts > QC_STATS_MAX_PARTS ||
@@ -240,11 +332,17 @@ int qc_stats_check_model(const qc_stats_file *file, const qc_model *model, const
                          qc_err *err)
 {
     const qc_stats_info *i = &file->info;
+    qc_stats_info own = {0};
     if (i->n_layers != model->config.n_layers)
         return qc_fail(err, QC_E_INPUT, "%s: statistics of %lld layers, the model %s has %lld", file->path,
                        (long long)i->n_layers, model->src->path, (long long)model->config.n_layers);
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
-        int64_t width = qc_stage_width(&model->config, (qc_stage)s);
+    describe_shape(&model->config, &own);
+    if (i->n_experts != own.n_experts || memcmp(i->sparse, own.sparse, sizeof own.sparse) != 0)
+        return qc_fail(err, QC_E_INPUT,
+                       "%s: statistics of %lld experts, the model %s has %lld, or in other layers",
+                       file->path, (long long)i->n_experts, model->src->path, (long long)own.n_experts);
+    for (int s = 0; s < QC_N_STAGES; s++) {
+        int64_t width = own.widths[s];
         if (i->widths[s] != width)
             return qc_fail(err, QC_E_INPUT, "%s: inputs of %s are %lld wide, in the model %s %lld",
                            file->path, qc_stage_name((qc_stage)s), (long long)i->widths[s], model->src->path,
@@ -346,14 +444,23 @@ static int append_maxima(const qc_stats_file *f, const uint8_t *p, qc_hessian *h
     return rc;
 }
 
-int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hessian *hs, qc_err *err)
+int qc_stats_init(const qc_stats_info *info, qc_stats_place place, qc_backend *be, qc_hessian *hs,
+                  qc_err *err)
+{
+    int64_t n = info->widths[place.stage], block = qc_stats_first_block(info);
+    return place.stage < QC_N_DENSE_STAGES ? qc_hessian_init(hs, be, n, block, err)
+                                           : qc_hessian_init_routed(hs, be, n, block, err);
+}
+
+int qc_stats_append(const qc_stats_file *file, qc_stats_place place, qc_hessian *hs, qc_err *err)
 {
     qc_err local;
     err = err ? err : &local;
-    const qc_stats_record *r = &file->records[layer * QC_N_DENSE_STAGES + (int)stage];
-    if (hs->n != file->info.widths[stage])
-        return qc_fail(err, QC_E_INPUT, "%s: inputs of %s are %lld wide, %lld were expected", file->path,
-                       qc_stage_name(stage), (long long)file->info.widths[stage], (long long)hs->n);
+    int64_t number = number_of(&file->info, place);
+    if (number < 0 || hs->n != file->info.widths[place.stage])
+        return qc_fail(err, QC_E_INPUT, "%s: no inputs of layer %d, %s with a width of %lld", file->path,
+                       place.layer, qc_stage_name(place.stage), (long long)hs->n);
+    const qc_stats_record *r = &file->records[number];
     uint8_t *raw;
     QC_TRY(inflate_record(file, r, &raw, err));
     int rc = QC_OK;
@@ -373,7 +480,7 @@ int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hes
 void qc_stats_weights_of_sums(const float *sum_sq, int64_t n, double n_tokens, float *weights)
 {
     double total = 0;
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < n && n_tokens > 0; i++)
         total += (double)sum_sq[i] / n_tokens;
     double least = 1e-6 * total / (double)n;
     for (int64_t i = 0; i < n; i++)
@@ -397,24 +504,24 @@ static int summarise(qc_hessian *hs, float *sum_sq, float *sum_abs, float *max_a
     return QC_OK;
 }
 
-int qc_stats_summary(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage, float *sum_sq,
+int qc_stats_summary(const qc_stats_file *file, qc_backend *be, qc_stats_place place, float *sum_sq,
                      float *sum_abs, float *max_abs, int64_t *ret_tokens, qc_err *err)
 {
     qc_hessian hs;
-    QC_TRY(qc_hessian_init(&hs, be, file->info.widths[stage], qc_stats_first_block(&file->info), err));
-    int rc = qc_stats_append(file, layer, stage, &hs, err);
+    QC_TRY(qc_stats_init(&file->info, place, be, &hs, err));
+    int rc = qc_stats_append(file, place, &hs, err);
     if (rc == QC_OK)
         rc = summarise(&hs, sum_sq, sum_abs, max_abs, ret_tokens, err);
     qc_hessian_clear(&hs);
     return rc;
 }
 
-int qc_stats_column_weights(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage,
-                            float *weights, qc_err *err)
+int qc_stats_column_weights(const qc_stats_file *file, qc_backend *be, qc_stats_place place, float *weights,
+                            qc_err *err)
 {
-    int64_t n_tokens;
-    QC_TRY(qc_stats_summary(file, be, layer, stage, weights, NULL, NULL, &n_tokens, err));
-    qc_stats_weights_of_sums(weights, file->info.widths[stage], (double)n_tokens, weights);
+    int64_t n_tokens = 0;
+    QC_TRY(qc_stats_summary(file, be, place, weights, NULL, NULL, &n_tokens, err));
+    qc_stats_weights_of_sums(weights, file->info.widths[place.stage], (double)n_tokens, weights);
     return QC_OK;
 }
 
@@ -474,8 +581,10 @@ static int write_record(qc_stats_writer *w, const uint8_t *zip, size_t zip_bytes
                         qc_err *err)
 {
     uint8_t head[QC_STATS_RECORD_HEAD];
-    qc_put_le(head, (uint64_t)(w->next / QC_N_DENSE_STAGES), 4);
-    qc_put_le(head + 4, (uint64_t)(w->next % QC_N_DENSE_STAGES), 4);
+    qc_stats_place place = qc_stats_place_at(&w->info, w->next);
+    qc_put_le(head, (uint64_t)place.layer, 4);
+    qc_put_le(head + 4, (uint64_t)place.stage, 2);
+    qc_put_le(head + 6, (uint64_t)place.expert, 2);
     qc_put_le(head + 8, raw_bytes, 8);
     qc_put_le(head + 16, zip_bytes, 8);
     qc_put_le(head + 24, crc(zip, zip_bytes), 4);
@@ -488,7 +597,7 @@ static int write_record(qc_stats_writer *w, const uint8_t *zip, size_t zip_bytes
 
 int qc_stats_put(qc_stats_writer *writer, qc_hessian *hs, qc_err *err)
 {
-    assert(hs->n == writer->info.widths[writer->next % QC_N_DENSE_STAGES]);
+    assert(hs->n == writer->info.widths[qc_stats_place_at(&writer->info, writer->next).stage]);
     QC_TRY(qc_hessian_close(hs, err));
     size_t n = QC_STATS_FIXED + 4 * (size_t)hs->n + (size_t)hs->n_parts * (size_t)qc_stats_part_bytes(hs->n);
     uLongf n_zip = compressBound(n);

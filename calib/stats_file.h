@@ -1,6 +1,6 @@
 /* Statistics file: what one pass of the 16-bit model over a calibration corpus says about the inputs of every
- * matrix, for many recipes to use. Per layer and stage: the sums of hessian.h as parts of their tree, max |x|
- * and the number of tokens. Layout: docs/formats/statistics.md. */
+ * matrix, for many recipes to use. Per layer and stage, of an expert's stages per expert: the sums of
+ * hessian.h as parts of their tree, max |x| and the number of tokens. Layout: docs/formats/statistics.md. */
 #ifndef QC_STATS_FILE_H
 #define QC_STATS_FILE_H
 
@@ -11,19 +11,36 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define QC_STATS_MAX_LAYERS  4096
+#define QC_STATS_MAX_EXPERTS 4096
+
 /* What the statistics are of. Shards of one corpus differ in first_window and n_windows alone. */
 typedef struct qc_stats_info {
-    char model_sha256[65];             /* qc_stats_model_sha256 */
-    char family[64];                   /* model_type of the config */
-    int64_t n_layers;                  /* decoder layers, 1 .. 4096 */
-    int64_t widths[QC_N_DENSE_STAGES]; /* inputs of each stage's matrices */
-    char text[256];                    /* name of the corpus file, for people */
-    char ids_sha256[65];               /* of all windows of the corpus */
-    int64_t corpus_windows;            /* of the whole corpus */
-    int64_t length;                    /* tokens of a window */
-    int64_t first_window, n_windows;   /* of this file: all, or those of a shard */
-    char compute[8];                   /* "f32" or "bf16" */
+    char model_sha256[65];            /* qc_stats_model_sha256 */
+    char family[64];                  /* model_type of the config */
+    int64_t n_layers;                 /* decoder layers, 1 .. QC_STATS_MAX_LAYERS */
+    int64_t n_experts;                /* of the layers that have some, 0 .. QC_STATS_MAX_EXPERTS */
+    bool sparse[QC_STATS_MAX_LAYERS]; /* by layer: experts take the place of gate_up and down */
+    int64_t widths[QC_N_STAGES];      /* inputs of each stage's matrices; without experts 0 for theirs */
+    char text[256];                   /* name of the corpus file, for people */
+    char ids_sha256[65];              /* of all windows of the corpus */
+    int64_t corpus_windows;           /* of the whole corpus */
+    int64_t length;                   /* tokens of a window */
+    int64_t first_window, n_windows;  /* of this file: all, or those of a shard */
+    char compute[8];                  /* "f32" or "bf16" */
 } qc_stats_info;
+
+/* An input of the model. */
+typedef struct qc_stats_place {
+    int layer;
+    qc_stage stage;
+    int64_t expert; /* 0 unless the stage is one of an expert */
+} qc_stats_place;
+
+/* Number of inputs, in the order of the file: layer by layer, stages in their order, those of experts
+ * together for each expert. Place of number k. */
+int64_t qc_stats_n_places(const qc_stats_info *info);
+qc_stats_place qc_stats_place_at(const qc_stats_info *info, int64_t k);
 
 /* Describe the whole corpus for a model (with qc_stats_model_sha256); path: of the corpus, its last component
  * is kept. */
@@ -55,20 +72,24 @@ const qc_stats_info *qc_stats_of(const qc_stats_file *file);
 int qc_stats_check_model(const qc_stats_file *file, const qc_model *model, const char *model_sha256,
                          qc_err *err) QC_WARN_UNUSED;
 
-/* Put the sums of a stage behind those that hs (initialised with the stage's width) holds; finish then gives
- * H. QC_E_INPUT: damaged, or blocks that do not follow. */
-int qc_stats_append(const qc_stats_file *file, int layer, qc_stage stage, qc_hessian *hs,
+/* Start sums of an input, at the block where those of a file of this kind begin. */
+int qc_stats_init(const qc_stats_info *info, qc_stats_place place, qc_backend *be, qc_hessian *hs,
+                  qc_err *err) QC_WARN_UNUSED;
+
+/* Put the sums of an input behind those that hs (started by qc_stats_init) holds; finish then gives H.
+ * QC_E_INPUT: damaged, or blocks that do not follow. */
+int qc_stats_append(const qc_stats_file *file, qc_stats_place place, qc_hessian *hs,
                     qc_err *err) QC_WARN_UNUSED;
 
-/* Sums of a stage without H: sum_sq[width] = sum of x^2 (the diagonal of H), sum |x|, max |x| (host memory,
+/* Sums of an input without H: sum_sq[width] = sum of x^2 (the diagonal of H), sum |x|, max |x| (host memory,
  * each may be NULL) and the number of tokens. */
-int qc_stats_summary(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage, float *sum_sq,
+int qc_stats_summary(const qc_stats_file *file, qc_backend *be, qc_stats_place place, float *sum_sq,
                      float *sum_abs, float *max_abs, int64_t *ret_tokens, qc_err *err) QC_WARN_UNUSED;
 
 /* weights[width] = mean of x^2 over all tokens, with 1e-6 of their mean as the least (a column that never saw
  * a value is not free), or all 1 if everything is 0: column weights of a scale search. */
-int qc_stats_column_weights(const qc_stats_file *file, qc_backend *be, int layer, qc_stage stage,
-                            float *weights, qc_err *err) QC_WARN_UNUSED;
+int qc_stats_column_weights(const qc_stats_file *file, qc_backend *be, qc_stats_place place, float *weights,
+                            qc_err *err) QC_WARN_UNUSED;
 
 /* The same rule for sums of squares from elsewhere: sum_sq[n] over n_tokens > 0 tokens. */
 void qc_stats_weights_of_sums(const float *sum_sq, int64_t n, double n_tokens, float *weights);
@@ -77,7 +98,7 @@ void qc_stats_weights_of_sums(const float *sum_sq, int64_t n, double n_tokens, f
 
 typedef struct qc_stats_writer qc_stats_writer;
 
-/* Start a file that becomes `path` when it is committed. The stages of all layers follow in order. */
+/* Start a file that becomes `path` when it is committed. All inputs follow in order. */
 int qc_stats_create(const char *path, bool force, const qc_stats_info *info, qc_stats_writer **ret,
                     qc_err *err) QC_WARN_UNUSED;
 /* The open block of hs is closed. */

@@ -26,7 +26,7 @@ struct qc_stats_file {
     char *path;
     qc_mapped map;
     qc_stats_info info;
-    qc_stats_record *records; /* [n_layers * QC_N_DENSE_STAGES] */
+    qc_stats_record *records; /* [qc_stats_n_places] */
 };
 
 struct qc_stats_writer {

@@ -24,7 +24,8 @@ static int check_pair(const qc_stats_file *a, const qc_stats_file *b, qc_err *er
 {
     const qc_stats_info *x = &a->info, *y = &b->info;
     if (strcmp(x->model_sha256, y->model_sha256) != 0 || x->n_layers != y->n_layers ||
-        memcmp(x->widths, y->widths, sizeof x->widths) != 0 || strcmp(x->family, y->family) != 0)
+        memcmp(x->widths, y->widths, sizeof x->widths) != 0 || x->n_experts != y->n_experts ||
+        memcmp(x->sparse, y->sparse, sizeof x->sparse) != 0 || strcmp(x->family, y->family) != 0)
         return differ(a, b, "models", err);
     if (strcmp(x->ids_sha256, y->ids_sha256) != 0 || x->corpus_windows != y->corpus_windows ||
         x->length != y->length)
@@ -44,13 +45,12 @@ static int check_pair(const qc_stats_file *a, const qc_stats_file *b, qc_err *er
 static int merge_record(qc_stats_file *const *files, int n_files, int64_t record, qc_backend *be,
                         qc_stats_writer *w, qc_err *err)
 {
-    qc_stage stage = (qc_stage)(record % QC_N_DENSE_STAGES);
+    qc_stats_place place = qc_stats_place_at(&files[0]->info, record);
     qc_hessian hs;
-    QC_TRY(
-        qc_hessian_init(&hs, be, files[0]->info.widths[stage], qc_stats_first_block(&files[0]->info), err));
+    QC_TRY(qc_stats_init(&files[0]->info, place, be, &hs, err));
     int rc = QC_OK;
     for (int i = 0; i < n_files && rc == QC_OK; i++)
-        rc = qc_stats_append(files[i], (int)(record / QC_N_DENSE_STAGES), stage, &hs, err);
+        rc = qc_stats_append(files[i], place, &hs, err);
     if (rc == QC_OK)
         rc = qc_stats_put(w, &hs, err);
     qc_hessian_clear(&hs);
@@ -69,7 +69,7 @@ static int merge(qc_stats_file **files, int n_files, const char *path, bool forc
     qc_stats_writer *w;
     QC_TRY(qc_stats_create(path, force, &info, &w, err));
     int rc = QC_OK;
-    for (int64_t k = 0; k < info.n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++)
+    for (int64_t k = 0; k < qc_stats_n_places(&info) && rc == QC_OK; k++)
         if ((rc = qc_check_interrupt(err)) == QC_OK)
             rc = merge_record(files, n_files, k, be, w, err);
     if (rc == QC_OK)

@@ -153,11 +153,6 @@ int qc_job_open_calibration(job *j, qc_err *err)
     }
     if (!any)
         return QC_OK;
-    if (j->model.config.n_experts && r->calibration.statistics)
-        return qc_fail(err, QC_E_UNSUPPORTED,
-                       "%s: given statistics are not supported for layers with experts; expected a text "
-                       "(calibration.text, --calib FILE)",
-                       r->calibration.statistics);
     QC_TRY(qc_measure_check_cap(r, "run.memory", err));
     return r->calibration.statistics ? open_given(j, gptq, err) : load_corpus(j, err);
 }

@@ -196,10 +196,7 @@ static int make(const calib_job *j, qc_err *err)
     QC_TRY(qc_source_open(j->recipe.model, &src, err));
     int rc = qc_model_open(src, &model, err);
     if (rc == QC_OK) {
-        rc = model.config.n_experts
-                 ? qc_fail(err, QC_E_UNSUPPORTED, "%s: statistics of layers with experts are not supported",
-                           j->recipe.model)
-                 : make_with(j, &model, path, err);
+        rc = make_with(j, &model, path, err);
         qc_model_close(&model);
     }
     qc_source_close(src);
@@ -209,38 +206,47 @@ static int make(const calib_job *j, qc_err *err)
 /* ---- show ---- */
 
 typedef struct input_row {
-    int layer;
-    const char *stage;
+    qc_stats_place place;
     int64_t tokens;
     double rms, mean_abs, max_abs; /* of all elements */
 } input_row;
 
-static int read_row(const calib_job *j, const qc_stats_file *file, int layer, qc_stage stage, input_row *ret,
+static int read_row(const calib_job *j, const qc_stats_file *file, qc_stats_place place, input_row *ret,
                     qc_err *err)
 {
-    int64_t n = qc_stats_of(file)->widths[stage];
+    int64_t n = qc_stats_of(file)->widths[place.stage];
     float *rows = qc_alloc((size_t)(3 * n), sizeof *rows);
-    *ret = (input_row){.layer = layer, .stage = qc_stage_name(stage)};
+    *ret = (input_row){.place = place};
     if (!rows)
         return qc_fail_nomem(err, "statistics", (unsigned long long)(3 * n) * sizeof *rows);
-    int rc = qc_stats_summary(file, j->be, layer, stage, rows, rows + n, rows + 2 * n, &ret->tokens, err);
+    int rc = qc_stats_summary(file, j->be, place, rows, rows + n, rows + 2 * n, &ret->tokens, err);
     double squares = 0, sum = 0;
     for (int64_t i = 0; i < n && rc == QC_OK; i++) {
         squares += (double)rows[i];
         sum += (double)rows[n + i];
         ret->max_abs = fmax(ret->max_abs, (double)rows[2 * n + i]);
     }
-    ret->rms = sqrt(squares / (double)n / (double)ret->tokens);
-    ret->mean_abs = sum / (double)n / (double)ret->tokens;
+    double count = (double)(n * qc_max_i64(1, ret->tokens)); /* an expert may have none */
+    ret->rms = sqrt(squares / count);
+    ret->mean_abs = sum / count;
     qc_free(rows);
     return rc;
+}
+
+/* "down", or "expert_gate_up 127" */
+static int stage_columns(const qc_stats_info *i)
+{
+    return i->n_experts ? 19 : 8;
 }
 
 static void print_head(const qc_stats_info *i, const char *path)
 {
     printf("%s\nmodel    %s, %lld layers, inputs", path, i->family, (long long)i->n_layers);
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
-        printf("%s %lld (%s)", s ? "," : "", (long long)i->widths[s], qc_stage_name((qc_stage)s));
+    for (int s = 0; s < QC_N_STAGES; s++)
+        if (i->widths[s])
+            printf("%s %lld (%s)", s ? "," : "", (long long)i->widths[s], qc_stage_name((qc_stage)s));
+    if (i->n_experts)
+        printf("\n         %lld experts", (long long)i->n_experts);
     printf("\n         SHA-256 %s\n", i->model_sha256);
     printf("corpus   %s, %lld windows of %lld tokens\n         SHA-256 %s\n", i->text,
            (long long)i->corpus_windows, (long long)i->length, i->ids_sha256);
@@ -249,7 +255,8 @@ static void print_head(const qc_stats_info *i, const char *path)
     else
         printf("windows  %lld to %lld (a shard)\n", (long long)i->first_window,
                (long long)(i->first_window + i->n_windows - 1));
-    printf("compute  %s\n\nlayer  stage      tokens        rms   mean abs    max abs\n", i->compute);
+    printf("compute  %s\n\nlayer  %-*s   tokens        rms   mean abs    max abs\n", i->compute,
+           stage_columns(i), "stage");
 }
 
 static cJSON *head_json(const qc_stats_info *i)
@@ -259,8 +266,11 @@ static cJSON *head_json(const qc_stats_info *i)
     cJSON_AddStringToObject(doc, "family", i->family);
     cJSON_AddNumberToObject(doc, "layers", (double)i->n_layers);
     widths = cJSON_AddObjectToObject(doc, "widths");
-    for (int s = 0; s < QC_N_DENSE_STAGES; s++)
-        cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)i->widths[s]);
+    for (int s = 0; s < QC_N_STAGES; s++)
+        if (i->widths[s])
+            cJSON_AddNumberToObject(widths, qc_stage_name((qc_stage)s), (double)i->widths[s]);
+    if (i->n_experts)
+        cJSON_AddNumberToObject(doc, "experts", (double)i->n_experts);
     cJSON_AddStringToObject(doc, "model_sha256", i->model_sha256);
     cJSON_AddStringToObject(doc, "text", i->text);
     cJSON_AddStringToObject(doc, "ids_sha256", i->ids_sha256);
@@ -272,16 +282,22 @@ static cJSON *head_json(const qc_stats_info *i)
     return doc;
 }
 
-static void add_row(cJSON *list, const input_row *r, bool json)
+static void add_row(cJSON *list, const qc_stats_info *info, const input_row *r, bool json)
 {
+    bool of_expert = r->place.stage >= QC_N_DENSE_STAGES;
     if (!json) {
-        printf("%5d  %-8s %8lld %10.4g %10.4g %10.4g\n", r->layer, r->stage, (long long)r->tokens, r->rms,
-               r->mean_abs, r->max_abs);
+        char name[48];
+        snprintf(name, sizeof name, of_expert ? "%s %lld" : "%s", qc_stage_name(r->place.stage),
+                 (long long)r->place.expert);
+        printf("%5d  %-*s %8lld %10.4g %10.4g %10.4g\n", r->place.layer, stage_columns(info), name,
+               (long long)r->tokens, r->rms, r->mean_abs, r->max_abs);
         return;
     }
     cJSON *item = qc_json_add_item(list, cJSON_CreateObject());
-    cJSON_AddNumberToObject(item, "layer", r->layer);
-    cJSON_AddStringToObject(item, "stage", r->stage);
+    cJSON_AddNumberToObject(item, "layer", r->place.layer);
+    cJSON_AddStringToObject(item, "stage", qc_stage_name(r->place.stage));
+    if (of_expert)
+        cJSON_AddNumberToObject(item, "expert", (double)r->place.expert);
     cJSON_AddNumberToObject(item, "tokens", (double)r->tokens);
     cJSON_AddNumberToObject(item, "rms", r->rms);
     cJSON_AddNumberToObject(item, "mean_abs", r->mean_abs);
@@ -297,11 +313,11 @@ static int show_file(const calib_job *j, const qc_stats_file *file, qc_err *err)
     cJSON *doc = json ? head_json(info) : NULL, *list = cJSON_AddArrayToObject(doc, "inputs");
     if (!json)
         print_head(info, j->args->operands[0]);
-    for (int64_t k = 0; k < info->n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++) {
+    for (int64_t k = 0; k < qc_stats_n_places(info) && rc == QC_OK; k++) {
         input_row row;
-        rc = read_row(j, file, (int)(k / QC_N_DENSE_STAGES), (qc_stage)(k % QC_N_DENSE_STAGES), &row, err);
+        rc = read_row(j, file, qc_stats_place_at(info, k), &row, err);
         if (rc == QC_OK)
-            add_row(list, &row, json);
+            add_row(list, info, &row, json);
     }
     doc = qc_json_watched(doc);
     if (rc == QC_OK && json)

@@ -111,3 +111,15 @@ int qc_stream_give_back(qc_stream *stream, qc_backend *be, int64_t token0, int64
 {
     return x == buffer ? qc_stream_store(stream, be, token0, n_tokens, host, x, err) : QC_OK;
 }
+
+int qc_stream_gather(const qc_stream *stream, qc_backend *be, const int32_t *tokens, int64_t n_tokens,
+                     float *host, float *dst, qc_err *err)
+{
+    int64_t hidden = stream->hidden;
+    float *rows = be->host_memory ? dst : host;
+    if (be->host_memory && stream->data)
+        return be->gather_rows(be, dst, stream->data, tokens, n_tokens, hidden, err);
+    for (int64_t i = 0; i < n_tokens; i++)
+        QC_TRY(qc_stream_get(stream, tokens[i], 1, rows + i * hidden, err));
+    return be->host_memory ? QC_OK : be->upload(be, dst, host, n_tokens * hidden, err);
+}

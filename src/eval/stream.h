@@ -33,6 +33,10 @@ int qc_stream_load(const qc_stream *stream, qc_backend *be, int64_t token0, int6
 int qc_stream_store(qc_stream *stream, qc_backend *be, int64_t token0, int64_t n_tokens, float *host,
                     const float *src, qc_err *err) QC_WARN_UNUSED;
 
+/* dst[n_tokens, hidden] (backend memory) = these tokens, in this order. */
+int qc_stream_gather(const qc_stream *stream, qc_backend *be, const int32_t *tokens, int64_t n_tokens,
+                     float *host, float *dst, qc_err *err) QC_WARN_UNUSED;
+
 /* Tokens for work in place: *ret is the stream itself where the backend works in host memory and it is not
  * spilled, else they are loaded to `buffer`. What was changed goes back by give_back, which has nothing to do
  * unless x is the buffer. */

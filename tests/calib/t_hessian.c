@@ -159,6 +159,61 @@ START_TEST(shards)
 }
 END_TEST
 
+/* Tokens of an expert in blocks first .. end - 1 of a corpus that has these in each, taken one after the
+ * other from the fixture's. */
+static const int64_t routed[] = {5, 0, B, 0, 0, 1, 700, 0, 3, 0, 2};
+enum { N_ROUTED = sizeof routed / sizeof routed[0] };
+
+static void add_routed(const fixture *f, qc_hessian *hs, int first, int end)
+{
+    qc_err err = {0};
+    int64_t at = 0;
+    for (int b = 0; b < end; at += routed[b++])
+        if (b >= first) {
+            add(f, hs, at, at + routed[b], 512);
+            ck_assert_msg(qc_hessian_end_block(hs, &err) == QC_OK, "%s", err.msg);
+        }
+}
+
+START_TEST(some_tokens_of_each_block)
+{
+    const int64_t total = 5 + B + 1 + 700 + 3 + 2;
+    fixture f;
+    qc_err err = {0};
+    qc_hessian all, shard;
+    const float *h, *sum_abs;
+    float first[N * N];
+    setup(&f, 2, total);
+    for (int cut = 0; cut <= N_ROUTED; cut++) {
+        ck_assert_int_eq(qc_hessian_init_routed(&all, f.be, N, 0, &err), QC_OK);
+        for (int s = 0; s < 2; s++) {
+            ck_assert_int_eq(qc_hessian_init_routed(&shard, f.be, N, s ? cut : 0, &err), QC_OK);
+            add_routed(&f, &shard, s ? cut : 0, s ? N_ROUTED : cut);
+            append_all(&all, &shard);
+            qc_hessian_clear(&shard);
+        }
+        ck_assert_int_eq(all.n_tokens, total);
+        ck_assert_int_eq(all.next_block, N_ROUTED);
+        ck_assert_int_eq(qc_hessian_finish(&all, &h, &sum_abs, &err), QC_OK);
+        if (cut == 0)
+            memcpy(first, h, sizeof first);
+        ck_assert_mem_eq(h, first, sizeof first);
+        for (int i = 0; i < N * N; i++) {
+            double want = 0, scale = 0;
+            for (int64_t t = 0; t < total && cut == 0; t++) {
+                double p = (double)f.x[t * LDX + i / N] * (double)f.x[t * LDX + i % N];
+                want += p;
+                scale += fabs(p);
+            }
+            if (cut == 0)
+                ck_assert_double_le(fabs((double)h[i] - want), TOL_DOT(B) * scale);
+        }
+        qc_hessian_clear(&all);
+    }
+    teardown(&f);
+}
+END_TEST
+
 START_TEST(parts_that_do_not_follow)
 {
     static const struct {
@@ -196,10 +251,8 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {{"against_float64", against_float64},
-                               {"cuts", cuts_make_no_difference},
-                               {"shards", shards},
-                               {"parts", parts_that_do_not_follow},
-                               {NULL, NULL}};
+    const test_case cases[] = {
+        {"against_float64", against_float64},  {"cuts", cuts_make_no_difference},   {"shards", shards},
+        {"routed", some_tokens_of_each_block}, {"parts", parts_that_do_not_follow}, {NULL, NULL}};
     return run_tests("hessian", cases);
 }

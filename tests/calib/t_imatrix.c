@@ -55,9 +55,9 @@ START_TEST(of_llama_cpp)
     ck_assert_msg(qc_imatrix_open(test_data("quant/imatrix.gguf"), &f.model, &im, &err) == QC_OK, "%s",
                   err.msg);
     for (int k = 0; k < 14; k++) {
-        const float *w = qc_imatrix_weights(im, k / 7, slots[k % 7]);
+        const float *w = qc_imatrix_weights(im, k / 7, slots[k % 7], 0);
         if (k == 13) { /* no tokens */
-            ck_assert(w == NULL && qc_imatrix_tokens(im, k / 7, slots[k % 7]) == 0);
+            ck_assert(w == NULL && qc_imatrix_tokens(im, k / 7, slots[k % 7], 0) == 0);
             continue;
         }
         ck_assert(w != NULL);
@@ -71,6 +71,39 @@ START_TEST(of_llama_cpp)
     ck_assert_msg(strstr(err.msg, "blk.0.ffn_down.weight.in_sum2 has 256 values, 255"), "%s", err.msg);
     f.model.config.ffn = 256;
     teardown(&f);
+}
+END_TEST
+
+/* Per layer of experts three tensors with a row for each of them. */
+START_TEST(of_experts)
+{
+    static const qc_slot slots[] = {QC_SLOT_EXPERT_GATE, QC_SLOT_EXPERT_UP, QC_SLOT_EXPERT_DOWN};
+    const char *path = test_data("quant/imatrix-experts.gguf");
+    qc_source *src;
+    qc_model model;
+    qc_imatrix *im;
+    qc_err err = {0};
+    ck_assert_int_eq(qc_source_open(test_data("models/tiny/qwen3_moe"), &src, &err), QC_OK);
+    ck_assert_int_eq(qc_model_open(src, &model, &err), QC_OK);
+    ck_assert_msg(qc_imatrix_open(path, &model, &im, &err) == QC_OK, "%s", err.msg);
+    for (int layer = 0; layer < 6; layer++)
+        for (int k = 0; k < 3; k++)
+            for (int e = 0; e < 8; e++) {
+                const float *w = qc_imatrix_weights(im, layer, slots[k], e);
+                bool dense = layer != 1 && layer != 5, last = layer == 5 && k == 2 && e == 7;
+                ck_assert((w == NULL) == (dense || last));
+                for (int i = 0; w && i < (k == 2 ? 32 : 64); i++)
+                    ck_assert(w[i] == (float)((e + 1) * (i + 1)) / 128);
+            }
+    ck_assert(qc_imatrix_weights(im, 0, QC_SLOT_DOWN, 0) && !qc_imatrix_weights(im, 1, QC_SLOT_DOWN, 0));
+    qc_imatrix_close(im);
+    model.config.n_experts = 7;
+    ck_assert_int_eq(qc_imatrix_open(path, &model, &im, &err), QC_E_INPUT);
+    ck_assert_msg(strstr(err.msg, "blk.1.ffn_gate_exps.weight.in_sum2 holds the sums of 8 matrices, 7 were"),
+                  "%s", err.msg);
+    model.config.n_experts = 8;
+    qc_model_close(&model);
+    qc_source_close(src);
 }
 END_TEST
 
@@ -106,12 +139,14 @@ START_TEST(round_trip)
     float want[256];
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++)
         for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
-            ck_assert_int_eq(qc_stats_column_weights(file, be, layer, (qc_stage)s, want, &err), QC_OK);
+            ck_assert_int_eq(
+                qc_stats_column_weights(file, be, (qc_stats_place){layer, (qc_stage)s, 0}, want, &err),
+                QC_OK);
             for (const qc_slot *slot = qc_stage_slots(f.model.config.family, (qc_stage)s);
                  *slot != QC_N_SLOTS; slot++) {
-                ck_assert_mem_eq(qc_imatrix_weights(im, layer, *slot), want,
+                ck_assert_mem_eq(qc_imatrix_weights(im, layer, *slot, 0), want,
                                  (size_t)info.widths[s] * sizeof *want);
-                ck_assert_int_eq(qc_imatrix_tokens(im, layer, *slot), info.n_windows * info.length);
+                ck_assert_int_eq(qc_imatrix_tokens(im, layer, *slot, 0), info.n_windows * info.length);
             }
         }
     qc_imatrix_close(im);
@@ -165,7 +200,10 @@ END_TEST
 
 int main(void)
 {
-    const test_case cases[] = {
-        {"of_llama_cpp", of_llama_cpp}, {"round_trip", round_trip}, {"damaged", damaged}, {NULL, NULL}};
+    const test_case cases[] = {{"of_llama_cpp", of_llama_cpp},
+                               {"of_experts", of_experts},
+                               {"round_trip", round_trip},
+                               {"damaged", damaged},
+                               {NULL, NULL}};
     return run_tests("imatrix", cases);
 }

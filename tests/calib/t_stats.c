@@ -3,6 +3,7 @@
 #include "open.h"
 #include "qc_alloc.h"
 #include "qc_file.h"
+#include "qc_math.h"
 #include "qc_test.h"
 #include "stats_file.h"
 #include "tol.h"
@@ -22,14 +23,16 @@ typedef struct fixture {
     char folder[64], path[16][96];
 } fixture;
 
-static void setup(fixture *f, int64_t windows)
+static void setup_of(fixture *f, const char *model, int64_t windows)
 {
+    char folder[64];
+    snprintf(folder, sizeof folder, "models/tiny/%s", model);
     qc_err err = {0};
     *f = (fixture){0};
     qc_event_list events = {0};
     ck_assert_int_eq(qc_pool_new(0, &f->pool, &err), QC_OK);
     ck_assert_int_eq(qc_backend_cpu_new(f->pool, QC_COMPUTE_F32, &f->be, &err), QC_OK);
-    ck_assert_int_eq(qc_source_open(test_data("models/tiny/llama"), &f->src, &err), QC_OK);
+    ck_assert_int_eq(qc_source_open(test_data(folder), &f->src, &err), QC_OK);
     ck_assert_msg(qc_model_open(f->src, &f->model, &err) == QC_OK, "%s", err.msg);
     qc_corpus_options o = {.windows = windows, .length = LEN, .max_positions = LEN};
     ck_assert_msg(qc_corpus_load(f->src, test_data("text/austen-calib.txt"), &o, f->model.config.vocab,
@@ -43,6 +46,11 @@ static void setup(fixture *f, int64_t windows)
     ck_assert(mkdtemp(f->folder) != NULL);
     for (int i = 0; i < 16; i++)
         snprintf(f->path[i], sizeof f->path[i], "%s/%d.qcs", f->folder, i);
+}
+
+static void setup(fixture *f, int64_t windows)
+{
+    setup_of(f, "llama", windows);
 }
 
 static void teardown(fixture *f)
@@ -81,24 +89,31 @@ static void same_bytes(const char *a, const char *b)
     qc_file_unmap(&y);
 }
 
-START_TEST(shards)
+/* path[14] <- merged from 1, 3 and 7 shards, which stay; always the bytes of path[15]. */
+static void merge_shards(fixture *f)
 {
     static const int counts[] = {1, 3, 7};
-    fixture f;
-    setup(&f, WINDOWS);
     qc_err err = {0};
-    make(&f, 0, 1, 0, f.path[15]);
+    make(f, 0, 1, 0, f->path[15]);
     for (int k = 0; k < 3; k++) {
         const char *paths[8];
         int n = counts[k];
         for (int s = 0; s < n; s++) {
             int place = (s * 2 + 1) % n; /* merged in another order than made */
-            make(&f, s, n, 0, f.path[s]);
-            paths[place] = f.path[s];
+            make(f, s, n, 0, f->path[s]);
+            paths[place] = f->path[s];
         }
-        ck_assert_msg(qc_stats_merge(paths, n, f.path[14], true, f.be, &err) == QC_OK, "%s", err.msg);
-        same_bytes(f.path[14], f.path[15]);
+        ck_assert_msg(qc_stats_merge(paths, n, f->path[14], true, f->be, &err) == QC_OK, "%s", err.msg);
+        same_bytes(f->path[14], f->path[15]);
     }
+}
+
+START_TEST(shards)
+{
+    fixture f;
+    setup(&f, WINDOWS);
+    qc_err err = {0};
+    merge_shards(&f);
     /* in two steps */
     ck_assert_int_eq(qc_stats_merge((const char *[]){f.path[4], f.path[3]}, 2, f.path[8], true, f.be, &err),
                      QC_OK);
@@ -169,13 +184,13 @@ START_TEST(against_float64)
     ck_assert_msg(qc_stats_open(f.path[0], &file, &err) == QC_OK, "%s", err.msg);
     ck_assert_str_eq(qc_stats_of(file)->text, "austen-calib.txt");
     ck_assert_int_eq(qc_hessian_init(&hs, f.be, d, 0, &err), QC_OK);
-    ck_assert_msg(qc_stats_append(file, 0, QC_STAGE_QKV, &hs, &err) == QC_OK, "%s", err.msg);
+    ck_assert_msg(qc_stats_append(file, (qc_stats_place){0}, &hs, &err) == QC_OK, "%s", err.msg);
     ck_assert_int_eq(hs.n_tokens, n);
     ck_assert_int_eq(qc_hessian_finish(&hs, &h, &sum_abs, &err), QC_OK);
     double *x = qc_alloc((size_t)(n * d), sizeof *x);
     float *weights = qc_alloc((size_t)d, sizeof *weights);
     first_input(&f, f.corpus.ids, n, x);
-    ck_assert_int_eq(qc_stats_column_weights(file, f.be, 0, QC_STAGE_QKV, weights, &err), QC_OK);
+    ck_assert_int_eq(qc_stats_column_weights(file, f.be, (qc_stats_place){0}, weights, &err), QC_OK);
     for (int64_t i = 0; i < d; i++) {
         double max = 0, abs_sum = 0;
         for (int64_t j = 0; j < d; j++) {
@@ -200,7 +215,8 @@ START_TEST(against_float64)
     for (int layer = 0; layer < (int)f.model.config.n_layers; layer++) /* every stage saw every token */
         for (int s = 0; s < QC_N_DENSE_STAGES; s++) {
             ck_assert_int_eq(qc_hessian_init(&hs, f.be, qc_stats_of(file)->widths[s], 0, &err), QC_OK);
-            ck_assert_int_eq(qc_stats_append(file, layer, (qc_stage)s, &hs, &err), QC_OK);
+            ck_assert_int_eq(qc_stats_append(file, (qc_stats_place){layer, (qc_stage)s, 0}, &hs, &err),
+                             QC_OK);
             ck_assert_int_eq(hs.n_tokens, n);
             qc_hessian_clear(&hs);
         }
@@ -225,17 +241,129 @@ START_TEST(against_float64)
 }
 END_TEST
 
+/* What the experts of a layer get, by the model's own functions: u[tokens, hidden] and the router's choices
+ * [tokens, n_chosen]. before: the layer under it, the model's first. */
+static void route(const fixture *f, const qc_layer *before, const qc_layer *layer, qc_workspace *ws, float *u,
+                  int32_t *experts)
+{
+    qc_err err = {0};
+    const qc_model_config *c = &f->model.config;
+    float *x = qc_alloc((size_t)(LEN * c->hidden), sizeof *x), *o = qc_alloc(LEN * 1024, sizeof *o),
+          *weights = qc_alloc((size_t)(LEN * c->n_chosen), sizeof *weights);
+    ck_assert_int_le(qc_stage_width(c, QC_STAGE_O), 1024);
+    for (int64_t w = 0; w < f->corpus.n_windows; w++) {
+        ck_assert_int_eq(qc_model_embed(&f->model, f->corpus.ids + w * LEN, LEN, x, &err), QC_OK);
+        ck_assert_int_eq(qc_layer_forward(before, ws, x, LEN, &err), QC_OK);
+        ck_assert_int_eq(qc_layer_stage_input(layer, ws, QC_STAGE_O, x, o, LEN, &err), QC_OK);
+        ck_assert_int_eq(qc_layer_stage_output(layer, ws, QC_STAGE_O, o, x, LEN, &err), QC_OK);
+        ck_assert_int_eq(qc_layer_route(layer, ws, x, LEN, experts + w * LEN * c->n_chosen, weights, &err),
+                         QC_OK);
+        ck_assert_int_eq(
+            qc_layer_stage_input(layer, ws, QC_STAGE_EXPERT_GATE_UP, x, u + w * LEN * c->hidden, LEN, &err),
+            QC_OK);
+    }
+    qc_free(x);
+    qc_free(o);
+    qc_free(weights);
+}
+
+/* The sums of a place against those of rows[n, width], in float64. */
+static void check_sums(const fixture *f, const qc_stats_file *file, qc_stats_place place, const float *rows,
+                       int64_t n)
+{
+    qc_err err = {0};
+    qc_hessian hs;
+    const float *h, *sum_abs;
+    ck_assert_int_eq(qc_stats_init(qc_stats_of(file), place, f->be, &hs, &err), QC_OK);
+    ck_assert_msg(qc_stats_append(file, place, &hs, &err) == QC_OK, "%s", err.msg);
+    ck_assert_int_eq(hs.n_tokens, n);
+    ck_assert_int_eq(qc_hessian_finish(&hs, &h, &sum_abs, &err), QC_OK);
+    for (int64_t i = 0; i < hs.n; i++) {
+        double max = 0;
+        for (int64_t t = 0; t < n; t++)
+            max = fmax(max, fabs((double)rows[t * hs.n + i]));
+        ck_assert_double_eq((double)hs.max_abs[i], max);
+        for (int64_t j = 0; j < hs.n; j++) {
+            double want = 0, scale = 0;
+            for (int64_t t = 0; t < n; t++) {
+                double product = (double)rows[t * hs.n + i] * (double)rows[t * hs.n + j];
+                want += product;
+                scale += fabs(product);
+            }
+            ck_assert_double_le(fabs((double)h[i * hs.n + j] - want), TOL_DOT(2048) * scale);
+        }
+    }
+    qc_hessian_clear(&hs);
+}
+
+/* Each expert has the sums of the tokens that the router sends to it, however many and in whatever shards. */
+START_TEST(experts)
+{
+    fixture f;
+    qc_err err = {0};
+    setup_of(&f, "qwen3_moe", WINDOWS); /* experts from the second layer on */
+    merge_shards(&f);
+    make(&f, 0, 1, 6 << 20, f.path[0]); /* streams in scratch files */
+    same_bytes(f.path[0], f.path[15]);
+    qc_stats_file *file;
+    qc_layer *layer, *before;
+    qc_workspace *ws;
+    const qc_model_config *c = &f.model.config;
+    int64_t n = WINDOWS * LEN, n_all = 0;
+    float *u = qc_alloc((size_t)(n * c->hidden), sizeof *u),
+          *own = qc_alloc((size_t)(n * c->hidden), sizeof *own),
+          *h = qc_alloc((size_t)(n * c->expert_ffn), sizeof *h);
+    int32_t *chosen = qc_alloc((size_t)(n * c->n_chosen), sizeof *chosen);
+    ck_assert_int_eq(qc_layer_load(&f.model, f.be, 1, &layer, &err), QC_OK);
+    ck_assert_int_eq(qc_layer_load(&f.model, f.be, 0, &before, &err), QC_OK);
+    ck_assert_int_eq(qc_workspace_new(&f.model, f.be, LEN, &ws, &err), QC_OK);
+    route(&f, before, layer, ws, u, chosen);
+    ck_assert_int_eq(qc_stats_open(f.path[15], &file, &err), QC_OK);
+    ck_assert_int_eq(qc_stats_check_model(file, &f.model, f.info.model_sha256, &err), QC_OK);
+    for (int64_t e = 0; e < c->n_experts; e++) {
+        int64_t n_own = 0;
+        for (int64_t i = 0; i < n * c->n_chosen; i++)
+            if (chosen[i] == e)
+                memcpy(own + n_own++ * c->hidden, u + i / c->n_chosen * c->hidden,
+                       (size_t)c->hidden * sizeof *own);
+        for (int64_t i = 0; i < n_own; i += LEN)
+            ck_assert_int_eq(qc_layer_expert_down_input(layer, ws, e, own + i * c->hidden,
+                                                        h + i * c->expert_ffn, qc_min_i64(LEN, n_own - i),
+                                                        &err),
+                             QC_OK);
+        n_all += n_own;
+        check_sums(&f, file, (qc_stats_place){1, QC_STAGE_EXPERT_GATE_UP, e}, own, n_own);
+        check_sums(&f, file, (qc_stats_place){1, QC_STAGE_EXPERT_DOWN, e}, h, n_own);
+    }
+    ck_assert_int_eq(n_all, n * c->n_chosen);
+    f.model.config.n_experts--;
+    ck_assert_int_eq(qc_stats_check_model(file, &f.model, NULL, &err), QC_E_INPUT);
+    ck_assert_msg(strstr(err.msg, "experts"), "%s", err.msg);
+    f.model.config.n_experts++;
+    qc_stats_close(file);
+    qc_layer_free(layer);
+    qc_layer_free(before);
+    qc_workspace_free(ws);
+    qc_free(u);
+    qc_free(own);
+    qc_free(h);
+    qc_free(chosen);
+    teardown(&f);
+}
+END_TEST
+
 /* Every record of a file as QC_OK or the first error. */
 static int read_all(const fixture *f, const char *path, qc_err *err)
 {
     qc_stats_file *file;
     QC_TRY(qc_stats_open(path, &file, err));
     int rc = QC_OK;
-    for (int k = 0; k < (int)qc_stats_of(file)->n_layers * QC_N_DENSE_STAGES && rc == QC_OK; k++) {
+    const qc_stats_info *info = qc_stats_of(file);
+    for (int64_t k = 0; k < qc_stats_n_places(info) && rc == QC_OK; k++) {
         qc_hessian hs;
-        ck_assert_int_eq(
-            qc_hessian_init(&hs, f->be, qc_stats_of(file)->widths[k % QC_N_DENSE_STAGES], 0, err), QC_OK);
-        rc = qc_stats_append(file, k / QC_N_DENSE_STAGES, (qc_stage)(k % QC_N_DENSE_STAGES), &hs, err);
+        qc_stats_place place = qc_stats_place_at(info, k);
+        ck_assert_int_eq(qc_stats_init(info, place, f->be, &hs, err), QC_OK);
+        rc = qc_stats_append(file, place, &hs, err);
         qc_hessian_clear(&hs);
     }
     qc_stats_close(file);
@@ -339,6 +467,7 @@ int main(void)
 {
     const test_case cases[] = {{"shards", shards},
                                {"against_float64", against_float64},
+                               {"experts", experts},
                                {"damaged", damaged},
                                {"over_the_cap", over_the_cap},
                                {"column_weights", column_weights},

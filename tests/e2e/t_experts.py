@@ -11,9 +11,10 @@ import struct
 import subprocess
 import time
 
-from e2e import QCONVERT, check, copy_model, fails, load, main, run, same, sha256, succeeds
+from e2e import BUILD_ROOT, QCONVERT, check, copy_model, fails, load, main, run, same, sha256, succeeds
 from tinies import METHODS, nll, quantize, read_tensors, tiny, write_ids, write_tensors
 
+QCALIB = os.path.join(BUILD_ROOT, "src", "cli", "qcalib")
 MODELS = {"mixtral": ("block_sparse_moe.gate.weight", ".w2.weight"), "qwen3_moe": ("mlp.gate.weight", ".down_proj.weight")}
 
 
@@ -102,15 +103,20 @@ def case_tokens_are_those_of_the_router():
         check(sha256("a.qpk") != routed, "all experts make no difference")
 
 
-def case_few_tokens():  # K-1
-    """Expert 3 is like expert 0 to the router, and the first of equals is taken: it never gets a token. The others get few."""
-    model = copy_model(tiny("mixtral"), "m", num_experts_per_tok=1)
+def starved(name):
+    """Expert 3 is like expert 0 to the router, and the first of equals is taken: it never gets a token."""
+    model = copy_model(tiny("mixtral"), name, num_experts_per_tok=1)
     tensors = read_tensors(tiny("mixtral"))
     for layer in range(3):
-        name = f"model.layers.{layer}.block_sparse_moe.gate.weight"
-        dtype, shape, data = tensors[name]
-        tensors[name] = (dtype, shape, data[:3 * 128] + data[:128])
-    write_tensors("m/model.safetensors", tensors)
+        router = f"model.layers.{layer}.block_sparse_moe.gate.weight"
+        dtype, shape, data = tensors[router]
+        tensors[router] = (dtype, shape, data[:3 * 128] + data[:128])
+    write_tensors(f"{name}/model.safetensors", tensors)
+    return model
+
+
+def case_few_tokens():  # K-1
+    model = starved("m")
     calib = ("--calib", write_ids(model), "--calib-windows", "2", "--calib-length", "40", "--set", "calibration.perplexity_limit=1e9")
     flags = (model, "-o", "a.qpk", "-g", "16", "--no-verify", "--report", "r.json", "--force", *calib)
     for method in ("gptq", "rtn"):
@@ -274,13 +280,59 @@ def case_fp8():
         fails(4, [words], copy_model("eight", f"m{words[:3]}{id(config)}", quantization_config=config), "-o", "c.qpk", "-g", "16")
 
 
+def statistics(model, path, ids, *flags):
+    r = run("make", model, "--text", ids, "--no-perplexity", "-o", path, *flags, program=QCALIB)
+    same(r.returncode, 0, f"exit code of qcalib ({r.stderr})")
+
+
+def case_given_statistics():
+    """The bytes of a run on the text whose statistics are of the 16-bit model as well, whole and from shards."""
+    model, flags = tiny("qwen3_moe"), ("-g", "16", "--no-verify", "--force")
+    ids = write_ids(model, n=12 * 256)  # a block of 2,048 tokens and half of one
+    windows = ("--windows", "8", "--length", "256")
+    text = ("--calib", ids, "--calib-windows", "8", "--calib-length", "256", "--set", "quantize.gptq.inputs=original", "--set", "calibration.perplexity_limit=1e9")
+    statistics(model, "s.qcs", ids, *windows)
+    for method in ("gptq", "rtn"):
+        succeeds(model, "-o", "t.qpk", *flags, "--method", method, *text)
+        succeeds(model, "-o", "s.qpk", *flags, "--method", method, "--statistics", "s.qcs", "--report", "r.json")
+        same(sha256("s.qpk"), sha256("t.qpk"), f"bytes of {method}")
+    tokens = [t["tokens"] for t in experts_of(load("r.json"), 1) if t["name"].endswith("down_proj.weight")]
+    same((len(tokens), sum(tokens)), (8, 2 * 8 * 256), "tokens of the experts of layer 1")
+    r = run("show", "s.qcs", "--json", program=QCALIB)
+    rows = [x for x in json.loads(r.stdout)["inputs"] if (x["layer"], x["stage"]) == (1, "expert_down")]
+    same([(x["expert"], x["tokens"]) for x in rows], list(enumerate(tokens)), "tokens that are shown")
+    statistics(model, "all.qcs", ids, "--windows", "12", "--length", "256")
+    for i in (1, 2):
+        statistics(model, f"{i}.qcs", ids, "--windows", "12", "--length", "256", "--shard", f"{i}/2")
+    same(run("merge", "2.qcs", "1.qcs", "-o", "m.qcs", program=QCALIB).returncode, 0, "exit code of the merge")
+    same(sha256("m.qcs"), sha256("all.qcs"), "bytes of the merged shards")
+    fails(3, ["s.qcs", "layers"], tiny("mixtral"), "-o", "x.qpk", *flags, "--method", "gptq", "--statistics", "s.qcs")
+    same(run("imatrix", "s.qcs", "-o", "s.gguf", program=QCALIB).returncode, 0, "exit code of qcalib imatrix")
+    succeeds(model, "-o", "i.qpk", *flags, "--statistics", "s.gguf", "--report", "i.json")
+    same([t["tokens"] for t in experts_of(load("i.json"), 1) if t["name"].endswith("down_proj.weight")], tokens, "tokens of the importance matrix")
+
+
+def case_given_statistics_of_few_tokens():
+    model = starved("m")
+    ids = write_ids(model)
+    statistics(model, "s.qcs", ids, "--windows", "2", "--length", "40")
+    same(run("imatrix", "s.qcs", "-o", "s.gguf", program=QCALIB).returncode, 0, "exit code of qcalib imatrix")
+    for method, path in (("gptq", "s.qcs"), ("rtn", "s.qcs"), ("rtn", "s.gguf")):
+        flags = (model, "-o", "a.qpk", "-g", "16", "--no-verify", "--force", "--report", "r.json", "--method", method, "--statistics", path)
+        same(run(*flags).returncode, 6, "exit code of a run with fallbacks")
+        succeeds(*flags, "--set", "allow.expert_without_tokens=3")
+        events = load("r.json")["events"]
+        without = [(e["subject"], e["count"]) for e in events if e["kind"] == "expert_without_tokens" and "3 (0 tokens)" in e["detail"]]
+        same(without, [(f"layer {i}", 1) for i in range(3)], f"experts without tokens: {events}")
+        same(len([e for e in events if e["kind"] == "expert_few_tokens" and e["level"] == "note"]), 3, "notes of few tokens")
+        for t in experts_of(load("r.json")):
+            same(t["method"], method if number(t) != 3 else "rtn", t["name"])
+
+
 def case_refused():
     model = tiny("qwen3_moe")
     calib = ("--calib", write_ids(model), "--calib-windows", "2", "--calib-length", "64", "--set", "calibration.perplexity_limit=1e9")
     fails(4, ["quantize.budget is not supported for layers with experts"], model, "-o", "a.qpk", "-g", "16", "--size", "300KB", "--method", "gptq", *calib)
-    with open("s.qcs", "wb") as f:
-        f.write(struct.pack("<8s", b"x"))
-    fails(4, ["given statistics are not supported for layers with experts"], model, "-o", "a.qpk", "-g", "16", "--method", "gptq", "--statistics", "s.qcs")
 
 
 main(globals())

@@ -19,8 +19,8 @@ static void open_model(void)
 
 static void check_weights(const qc_imatrix *im, int layer, qc_slot slot, int64_t width)
 {
-    const float *w = qc_imatrix_weights(im, layer, slot);
-    FUZZ_CHECK((w != NULL) == (qc_imatrix_tokens(im, layer, slot) > 0));
+    const float *w = qc_imatrix_weights(im, layer, slot, 0);
+    FUZZ_CHECK((w != NULL) == (qc_imatrix_tokens(im, layer, slot, 0) > 0));
     for (int64_t i = 0; w && i < width; i++)
         FUZZ_CHECK(isfinite(w[i]) && w[i] >= 0);
 }

@@ -17,12 +17,12 @@ static void check_failure(int rc, const qc_err *err)
     FUZZ_CHECK(err->code == rc && err->msg[0] && !strchr(err->msg, '\n'));
 }
 
-static void read_stage(const qc_stats_file *file, int layer, qc_stage stage)
+static void read_input(const qc_stats_file *file, qc_stats_place place)
 {
     static float sums[MOST_WIDTH], abs[MOST_WIDTH], max[MOST_WIDTH];
     int64_t tokens;
     qc_err err = {0};
-    int rc = qc_stats_summary(file, be, layer, stage, sums, abs, max, &tokens, &err);
+    int rc = qc_stats_summary(file, be, place, sums, abs, max, &tokens, &err);
     if (rc < 0)
         check_failure(rc, &err);
     else
@@ -39,10 +39,11 @@ static void parse(const uint8_t *data, size_t n_bytes)
         return;
     }
     const qc_stats_info *info = qc_stats_of(file);
-    for (int layer = 0; layer < info->n_layers; layer++)
-        for (int stage = 0; stage < QC_N_DENSE_STAGES; stage++)
-            if (info->widths[stage] <= MOST_WIDTH)
-                read_stage(file, layer, (qc_stage)stage);
+    for (int64_t k = 0; k < qc_stats_n_places(info); k++) {
+        qc_stats_place place = qc_stats_place_at(info, k);
+        if (info->widths[place.stage] <= MOST_WIDTH)
+            read_input(file, place);
+    }
     qc_stats_close(file);
 }
 
