@@ -43,6 +43,7 @@ typedef struct qc_hessian {
 /* Start at block `first_block` of the corpus. */
 int qc_hessian_init(qc_hessian *hs, qc_backend *be, int64_t n, int64_t first_block,
                     qc_err *err) QC_WARN_UNUSED;
+void qc_hessian_clear(qc_hessian *hs);
 
 /* The same for an expert, which gets any number of the tokens of a block, also none. Blocks end where the
  * caller says so, by qc_hessian_end_block, for every block of the corpus; so the tree, and with it merging,
@@ -51,7 +52,6 @@ int qc_hessian_init_routed(qc_hessian *hs, qc_backend *be, int64_t n, int64_t fi
                            qc_err *err) QC_WARN_UNUSED;
 int qc_hessian_end_block(qc_hessian *hs, qc_err *err) QC_WARN_UNUSED;
 
-void qc_hessian_clear(qc_hessian *hs);
 
 /* Take tokens x[n_tokens, n] (backend memory, stride ldx). Other cuts into calls may give other last bits (of
  * H: except at multiples of 512 tokens), so every user adds one window at a time. */
