@@ -140,8 +140,10 @@ static int read_manifest(engine_writer *self, const void *data, size_t n_bytes, 
 static int add_file(qc_writer *w, const char *name, const void *data, size_t n_bytes, qc_err *err)
 {
     engine_writer *self = self_of(w);
-    if (strcmp(name, "config.json") == 0)
-        return qc_json_parse(data, n_bytes, name, true, &self->config, err);
+    if (strcmp(name, "config.json") == 0) {
+        QC_TRY(qc_json_parse(data, n_bytes, name, true, &self->config, err));
+        return qc_json_keep_floats(self->config, data, n_bytes, err);
+    }
     if (strcmp(name, "manifest.json") == 0)
         QC_TRY(read_manifest(self, data, n_bytes, err));
     char *copy = qc_alloc(n_bytes + 1, 1);

@@ -128,14 +128,16 @@ static int strip_config(char **text, size_t *n_bytes, qc_err *err)
     static const char *const keys[] = {"quantization_config", "compression_config"};
     cJSON *doc;
     QC_TRY(qc_json_parse(*text, *n_bytes, "config.json", true, &doc, err));
+    int rc = qc_json_keep_floats(doc, *text, *n_bytes, err);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         cJSON_DeleteItemFromObjectCaseSensitive(doc, keys[i]);
         for (cJSON *c = doc->child; c; c = c->next)
             if (cJSON_IsObject(c))
                 cJSON_DeleteItemFromObjectCaseSensitive(c, keys[i]);
     }
-    char *stripped = qc_json_print(doc);
+    char *stripped = rc == QC_OK ? qc_json_print(doc) : NULL;
     cJSON_Delete(doc);
+    QC_TRY(rc);
     if (!stripped)
         return qc_fail_nomem(err, "config.json", *n_bytes);
     qc_free(*text);

@@ -205,6 +205,46 @@ int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool uniqu
     return rc;
 }
 
+/* The next number of well-formed json at or after *at, which is moved behind it. */
+static size_t next_number(const char **at, const char *end, const char **ret)
+{
+    const char *p = *at;
+    for (bool quoted = false; p < end && (quoted || !(*p == '-' || (*p >= '0' && *p <= '9'))); p++)
+        if (*p == '"')
+            quoted = !quoted;
+        else if (quoted && *p == '\\')
+            p++;
+    *ret = p;
+    while (p < end && (strchr("+-.eE", *p) || (*p >= '0' && *p <= '9')))
+        p++;
+    *at = p;
+    return (size_t)(p - *ret);
+}
+
+/* The tree's numbers stand in the order of the text. A number's valuestring is how it prints. */
+static int keep_floats(cJSON *item, const char **at, const char *end, qc_err *err)
+{
+    for (; item; item = item->next) {
+        if (item->child)
+            QC_TRY(keep_floats(item->child, at, end, err));
+        if (!cJSON_IsNumber(item))
+            continue;
+        const char *number;
+        size_t n = next_number(at, end, &number);
+        if (strcspn(number, ".eE") >= n)
+            continue;
+        if (!(item->valuestring = qc_strndup(number, n)))
+            return qc_fail_nomem(err, "json", n);
+    }
+    return QC_OK;
+}
+
+int qc_json_keep_floats(cJSON *doc, const char *text, size_t n_bytes, qc_err *err)
+{
+    const char *at = text;
+    return keep_floats(doc, &at, text + n_bytes, err);
+}
+
 int qc_json_load(const char *path, size_t max_bytes, bool unique_keys, cJSON **ret_doc, qc_err *err)
 {
     char *text;
@@ -295,6 +335,8 @@ static int print_item(qc_buf *buf, const cJSON *item, int depth, qc_err *err)
 {
     if (cJSON_IsString(item))
         return print_string(buf, item->valuestring, err);
+    if (cJSON_IsNumber(item) && item->valuestring)
+        return qc_buf_append(buf, item->valuestring, strlen(item->valuestring), err);
     if (cJSON_IsNumber(item))
         return print_number(buf, item->valuedouble, err);
     if (cJSON_IsBool(item))

@@ -17,6 +17,10 @@
 int qc_json_parse(const char *text, size_t n_bytes, const char *name, bool unique_keys, cJSON **ret_doc,
                   qc_err *err) QC_WARN_UNUSED;
 
+/* Make numbers that were written with a point or an exponent print as they were (3.0 as 3.0, for readers that
+ * tell floats from integers). doc is what qc_json_parse made of text, unchanged since. QC_E_RESOURCE. */
+int qc_json_keep_floats(cJSON *doc, const char *text, size_t n_bytes, qc_err *err) QC_WARN_UNUSED;
+
 /* Read and parse a file of at most max_bytes. */
 int qc_json_load(const char *path, size_t max_bytes, bool unique_keys, cJSON **ret_doc,
                  qc_err *err) QC_WARN_UNUSED;

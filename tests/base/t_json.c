@@ -143,6 +143,37 @@ START_TEST(print_reads_back)
 }
 END_TEST
 
+/* A reader that tells 3.0 from 3 (Python's) sees what stood in the text; strings and integers are no numbers
+ * to keep. */
+START_TEST(floats_stay_floats)
+{
+    const char text[] =
+        "{\"a\": 3.0, \"b \\\" 7.5\": [1, -2, 1e3, 1E-05, {\"0.5\": \"-9.0\\\\\", \"c\": -0.0}], "
+        "\"d\": 10000000.000, \"e\": true, \"f\": 0.1}";
+    const char want[] =
+        "{\n  \"a\": 3.0,\n  \"b \\\" 7.5\": [\n    1,\n    -2,\n    1e3,\n    1E-05,\n    {\n"
+        "      \"0.5\": \"-9.0\\\\\",\n      \"c\": -0.0\n    }\n  ],\n  \"d\": 10000000.000,\n"
+        "  \"e\": true,\n  \"f\": 0.1\n}\n";
+    cJSON *doc;
+    qc_err err;
+    ck_assert_int_eq(qc_json_parse(text, sizeof text - 1, "t", true, &doc, &err), QC_OK);
+    ck_assert_int_eq(qc_json_keep_floats(doc, text, sizeof text - 1, &err), QC_OK);
+    char *out = qc_json_print(doc);
+    ck_assert_str_eq(out, want);
+    ck_assert_double_eq(cJSON_GetObjectItem(doc, "d")->valuedouble, 1e7);
+    qc_free(out);
+    cJSON_Delete(doc);
+    for (int n = 1; n <= 7; n++) { /* six floats: six copies */
+        ck_assert_int_eq(qc_json_parse(text, sizeof text - 1, "t", true, &doc, &err), QC_OK);
+        qc_alloc_fail_at(n);
+        ck_assert_int_eq(qc_json_keep_floats(doc, text, sizeof text - 1, &err),
+                         n <= 6 ? QC_E_RESOURCE : QC_OK);
+        qc_alloc_fail_at(0);
+        cJSON_Delete(doc);
+    }
+}
+END_TEST
+
 START_TEST(utf8_rules)
 {
     /* the well-formed ranges of the Unicode standard, table 3-7, checked over all code points and over all
@@ -211,6 +242,7 @@ int main(void)
         {"escapes_that_only_look_like_nul", escapes_that_only_look_like_nul},
         {"getters_are_exact", getters_are_exact},
         {"print_reads_back", print_reads_back},
+        {"floats_stay_floats", floats_stay_floats},
         {"utf8_rules", utf8_rules},
         {"out_of_memory_is_clean", out_of_memory_is_clean},
         {0},

@@ -61,6 +61,20 @@ def case_formats_as_written():
     check(load("gptq/config.json")["quantization_config"] == load("gptq/quantize_config.json"), "the two descriptions differ")
 
 
+def case_config_keeps_its_numbers():
+    """3.0 stays 3.0: transformers tells floats from integers. Also where the source is such a folder itself."""
+    def numbers(path):
+        with open(path, encoding="utf-8") as f:
+            return {k: v for k, v in json.load(f, parse_float=lambda x: f"float {x}").items() if "quant" not in k and "dtype" not in k}
+
+    gemma = os.path.join(os.path.dirname(TINY), "gemma2")
+    convert(gemma, "g", "--format", "compressed-tensors", "--bits", "8", "--group", "16")
+    convert("g", "h", "--format", "hf")
+    check("float 3.0" in numbers(f"{gemma}/config.json").values(), "no such number in the source")
+    for name in ("g", "h"):
+        same({**numbers(f"{gemma}/config.json"), "tie_word_embeddings": True}, {**numbers(f"{name}/config.json")}, f"numbers of {name}")
+
+
 def case_w8a8():
     report = convert(DEMO, "w8a8", "--format", "compressed-tensors", "--bits", "8", "--group", "channel", "--set",
                      "quantize.activations.bits=8")

@@ -1,7 +1,7 @@
 """Our artifacts in one engine, for scripts/interop: run_engine.py ENGINE, by the Python of the engine's environment.
 
 Reads one job per line from the standard input, {"path": artifact, "sequences": [[id, ...], ...], "prompt": [id, ...], "dtype": "float32",
-"backend": kernel of gptqmodel or ""}, and answers with one line of JSON: the mean negative log-likelihood of the sequences (all ids but the first of each), the ids of the
+"backend": kernel of gptqmodel, "step 127" or ""}, and answers with one line of JSON: the mean negative log-likelihood of the sequences (all ids but the first of each), the ids of the
 prompt and 32 greedy ones with their mean NLL (the engine's cache of keys and values at work), names of the kernel and versions; or
 {"error": what the engine said}. Every job runs in a process forked after the imports, so that a crash ends that job alone."""
 import importlib.metadata
@@ -17,11 +17,29 @@ def versions(*packages):
     return {p: importlib.metadata.version(p) for p in packages}
 
 
+def use_step_127():
+    """Inputs in steps of max |x| / 127, as vllm's kernels and qeval take them; compressed-tensors takes max |x| / 127.5 and clips."""
+    import torch
+    from compressed_tensors.quantization.utils import helpers
+    original = helpers.calculate_qparams
+
+    def calculate_qparams(low, high, args, *rest, **more):
+        scales, zeros = original(low, high, args, *rest, **more)
+        most = torch.maximum(low.abs(), high.abs())
+        return (torch.where(most > 0, most / 127, scales) if args.num_bits == 8 and args.symmetric else scales), zeros
+
+    helpers.calculate_qparams = calculate_qparams
+
+
 def run_transformers(job):
     import torch
     import transformers
     torch.set_num_threads(2)
-    config = {"quantization_config": transformers.GPTQConfig(bits=4, backend=job["backend"])} if job["backend"] else {}
+    config = {}
+    if job["backend"] == "step 127":
+        use_step_127()
+    elif job["backend"]:
+        config = {"quantization_config": transformers.GPTQConfig(bits=4, backend=job["backend"])}
     net = transformers.AutoModelForCausalLM.from_pretrained(job["path"], dtype=getattr(torch, job["dtype"]), **config).eval()
 
     def nll(logits, targets):
