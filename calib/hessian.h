@@ -52,7 +52,6 @@ int qc_hessian_init_routed(qc_hessian *hs, qc_backend *be, int64_t n, int64_t fi
                            qc_err *err) QC_WARN_UNUSED;
 int qc_hessian_end_block(qc_hessian *hs, qc_err *err) QC_WARN_UNUSED;
 
-
 /* Take tokens x[n_tokens, n] (backend memory, stride ldx). Other cuts into calls may give other last bits (of
  * H: except at multiples of 512 tokens), so every user adds one window at a time. */
 int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens, qc_err *err) QC_WARN_UNUSED;
