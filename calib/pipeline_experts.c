@@ -16,11 +16,7 @@ enum { SAMPLE_TOKENS = 4096 };
 
 typedef struct expert_run {
     qc_layer_job *j;
-    int32_t *experts; /* [tokens, n_chosen] the router's choice, and its weights */
-    float *weights;
-    int64_t *first; /* [n_experts + 1] the same by expert, as qc_routing_by_expert has it */
-    int32_t *tokens;
-    float *token_weights;
+    qc_routing routing;
     int32_t *all; /* [tokens] 0, 1, 2 .. */
     int32_t *sample;
     int64_t n_sample;
@@ -40,7 +36,7 @@ uint64_t qc_layer_experts_bytes(const qc_model_config *config, const qc_corpus *
              ffn = (uint64_t)config->expert_ffn;
     if (config->n_experts == 0)
         return 0;
-    return tokens * (16 * (uint64_t)config->n_chosen + 4) + 4 * (uint64_t)corpus->length * ffn +
+    return qc_routing_bytes(config, (int64_t)tokens) + 4 * tokens + 4 * (uint64_t)corpus->length * ffn +
            8 * (hidden * hidden + ffn * ffn);
 }
 
@@ -54,20 +50,12 @@ static int run_alloc(expert_run *r, qc_err *err)
     qc_pipeline *p = r->j->p;
     const qc_model_config *c = config_of(r);
     int64_t n = qc_pipeline_tokens(p);
-    size_t routes = (size_t)(n * c->n_chosen);
-    if (n > INT32_MAX)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%lld calibration tokens with experts, at most %d",
-                       (long long)n, INT32_MAX);
+    QC_TRY(qc_routing_new(c, n, &r->routing, err));
     r->n_sample = qc_min_i64(n, SAMPLE_TOKENS);
-    r->experts = qc_alloc(routes, sizeof *r->experts);
-    r->weights = qc_alloc(routes, sizeof *r->weights);
-    r->first = qc_alloc((size_t)c->n_experts + 1, sizeof *r->first);
-    r->tokens = qc_alloc(routes, sizeof *r->tokens);
-    r->token_weights = qc_alloc(routes, sizeof *r->token_weights);
     r->all = qc_alloc((size_t)n, sizeof *r->all);
     r->sample = qc_alloc((size_t)r->n_sample, sizeof *r->sample);
-    if (!r->experts || !r->weights || !r->first || !r->tokens || !r->token_weights || !r->all || !r->sample)
-        return qc_fail_nomem(err, "the routing of tokens", 16 * (unsigned long long)routes);
+    if (!r->all || !r->sample)
+        return qc_fail_nomem(err, "a list of tokens", 4 * (unsigned long long)(n + r->n_sample));
     for (int64_t i = 0; i < n; i++)
         r->all[i] = (int32_t)i;
     for (int64_t i = 0; i < r->n_sample; i++)
@@ -79,9 +67,9 @@ static int run_alloc(expert_run *r, qc_err *err)
 static void run_free(expert_run *r)
 {
     qc_backend *be = r->j->p->be;
-    void *arrays[] = {r->experts, r->weights, r->first, r->tokens, r->token_weights, r->all, r->sample};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        qc_free(arrays[i]);
+    qc_routing_clear(&r->routing);
+    qc_free(r->all);
+    qc_free(r->sample);
     if (r->h)
         be->free(be, r->h);
     if (r->sample_input.n)
@@ -114,12 +102,12 @@ static int record_routing(expert_run *r, qc_err *err)
         QC_TRY(qc_pipeline_borrow(p, &p->x, i, p->buffer_x, &x, err));
         if (p->be->host_memory && p->kept.data)
             u = p->kept.data + i * n * p->kept.hidden;
-        QC_TRY(qc_layer_route(j->layer, p->ws, x, n, r->experts + i * n * k, r->weights + i * n * k, err));
+        QC_TRY(qc_layer_route(j->layer, p->ws, x, n, r->routing.experts + i * n * k,
+                              r->routing.weights + i * n * k, err));
         QC_TRY(qc_layer_stage_input(j->layer, p->ws, QC_STAGE_EXPERT_GATE_UP, x, u, n, err));
         QC_TRY(qc_pipeline_give_back(p, &p->kept, i, u, p->buffer_u, err));
     }
-    qc_routing_by_expert(config_of(r), r->experts, r->weights, qc_pipeline_tokens(p), r->first, r->tokens,
-                         r->token_weights);
+    qc_routing_by_expert(config_of(r), &r->routing, qc_pipeline_tokens(p));
     j->record.times.forward += qc_now_seconds() - start;
     return QC_OK;
 }
@@ -251,7 +239,7 @@ static int note_tokens(expert_run *r, qc_err *err)
     if (!tokens)
         return qc_fail_nomem(err, "experts", (unsigned long long)c->n_experts * sizeof *tokens);
     for (int64_t e = 0; e < c->n_experts; e++)
-        tokens[e] = r->first[e + 1] - r->first[e];
+        tokens[e] = r->routing.first[e + 1] - r->routing.first[e];
     int rc = qc_layer_note_tokens(r->j, tokens, wanted, err);
     qc_free(tokens);
     return rc;
@@ -265,8 +253,8 @@ static int run_stage(expert_run *r, qc_stage stage, int64_t expert, qc_err *err)
     qc_pipeline *p = j->p;
     const qc_slot *slots = qc_stage_slots(config_of(r)->family, stage);
     qc_stage_stats stats = {.drift = NULL};
-    int64_t n_own = r->first[expert + 1] - r->first[expert], n_all = qc_pipeline_tokens(p);
-    token_list list = {r->tokens + r->first[expert], n_own};
+    int64_t n_own = r->routing.first[expert + 1] - r->routing.first[expert], n_all = qc_pipeline_tokens(p);
+    token_list list = {r->routing.tokens + r->routing.first[expert], n_own};
     bool all = p->options->all_experts;
     if (!qc_stage_any_quantized(j, slots, expert))
         return QC_OK;
@@ -288,16 +276,17 @@ static int put_output(expert_run *r, int64_t expert, qc_err *err)
     qc_pipeline *p = j->p;
     bool in_place = p->be->host_memory && p->x.data;
     double start = qc_now_seconds();
-    for (int64_t i = r->first[expert]; i < r->first[expert + 1]; i += p->corpus->length) {
-        int64_t n = qc_min_i64(p->corpus->length, r->first[expert + 1] - i);
-        QC_TRY(qc_stream_gather(&p->kept, p->be, r->tokens + i, n, p->host, p->buffer_u, err));
+    for (int64_t i = r->routing.first[expert]; i < r->routing.first[expert + 1]; i += p->corpus->length) {
+        int64_t n = qc_min_i64(p->corpus->length, r->routing.first[expert + 1] - i);
+        QC_TRY(qc_stream_gather(&p->kept, p->be, r->routing.tokens + i, n, p->host, p->buffer_u, err));
         QC_TRY(qc_layer_expert_down_input(j->layer, p->ws, expert, p->buffer_u, r->h, n, err));
         if (!in_place)
-            QC_TRY(qc_stream_gather(&p->x, p->be, r->tokens + i, n, p->host, p->buffer_x, err));
-        QC_TRY(qc_layer_expert_output(j->layer, p->ws, expert, r->h, in_place ? r->tokens + i : r->all,
-                                      r->token_weights + i, n, in_place ? p->x.data : p->buffer_x, err));
+            QC_TRY(qc_stream_gather(&p->x, p->be, r->routing.tokens + i, n, p->host, p->buffer_x, err));
+        QC_TRY(qc_layer_expert_output(j->layer, p->ws, expert, r->h,
+                                      in_place ? r->routing.tokens + i : r->all, r->routing.token_weights + i,
+                                      n, in_place ? p->x.data : p->buffer_x, err));
         if (!in_place)
-            QC_TRY(put_rows(p, &p->x, r->tokens + i, n, p->buffer_x, err));
+            QC_TRY(put_rows(p, &p->x, r->routing.tokens + i, n, p->buffer_x, err));
     }
     j->record.times.forward += qc_now_seconds() - start;
     return QC_OK;

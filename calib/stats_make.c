@@ -21,12 +21,8 @@ typedef struct pass {
     float *host, *buffer_x, *buffer_u; /* one window each; host memory, backend memory */
     qc_hessian hs[QC_N_STAGES];        /* of the layer in work, those of experts one expert at a time */
     /* with experts */
-    qc_stream kept;   /* their inputs, [tokens, hidden] */
-    int32_t *experts; /* [tokens, n_chosen] the router's choice, and its weights */
-    float *weights;
-    int64_t *first; /* [n_experts + 1] the same by expert, as qc_routing_by_expert has it */
-    int32_t *tokens;
-    float *token_weights;
+    qc_stream kept; /* their inputs, [tokens, hidden] */
+    qc_routing routing;
     float *buffer_h; /* one window of inputs of down; backend memory */
 } pass;
 
@@ -80,7 +76,7 @@ static uint64_t plan_bytes(const pass *p, uint64_t *ret_streams)
     *ret_streams = tokens * hidden * sizeof(float);
     if (c->n_experts) {
         *ret_streams *= 2;
-        bytes += 16 * tokens * (uint64_t)c->n_chosen + length * (uint64_t)c->expert_ffn * sizeof(float);
+        bytes += qc_routing_bytes(c, n_tokens(p)) + length * (uint64_t)c->expert_ffn * sizeof(float);
     }
     return bytes + 2 * record; /* while a record is packed */
 }
@@ -116,7 +112,7 @@ static int embed_all(pass *p, qc_err *err)
 static int walk_experts(pass *p, const qc_layer *layer, int64_t window, float *x, qc_err *err)
 {
     int64_t n = p->info->length, at = window * n, k = p->model->config.n_chosen;
-    QC_TRY(qc_layer_route(layer, p->ws, x, n, p->experts + at * k, p->weights + at * k, err));
+    QC_TRY(qc_layer_route(layer, p->ws, x, n, p->routing.experts + at * k, p->routing.weights + at * k, err));
     QC_TRY(qc_layer_stage_input(layer, p->ws, QC_STAGE_EXPERT_GATE_UP, x, p->buffer_u, n, err));
     QC_TRY(qc_stream_store(&p->kept, p->be, at, n, p->host, p->buffer_u, err));
     return qc_layer_experts_forward(layer, p->ws, x, n, err);
@@ -188,7 +184,8 @@ static int put(pass *p, qc_stats_place place, qc_stats_writer *writer, qc_err *e
 static int take_expert(pass *p, const qc_layer *layer, int index, int64_t expert, qc_stats_writer *writer,
                        qc_err *err)
 {
-    const int32_t *tokens = p->tokens + p->first[expert], *end = p->tokens + p->first[expert + 1];
+    const qc_routing *r = &p->routing;
+    const int32_t *tokens = r->tokens + r->first[expert], *end = r->tokens + r->first[expert + 1];
     for (int s = QC_STAGE_EXPERT_GATE_UP; s <= QC_STAGE_EXPERT_DOWN; s++)
         QC_TRY(qc_stats_init(p->info, (qc_stats_place){index, (qc_stage)s, expert}, p->be, &p->hs[s], err));
     for (int64_t block = QC_HESSIAN_BLOCK; block < n_tokens(p) + QC_HESSIAN_BLOCK;
@@ -227,8 +224,7 @@ static int walk_loaded(pass *p, const qc_layer *weights, int layer, qc_stats_wri
     for (int s = 0; s < n_dense; s++)
         QC_TRY(put(p, (qc_stats_place){layer, (qc_stage)s, 0}, writer, err));
     if (sparse)
-        qc_routing_by_expert(&p->model->config, p->experts, p->weights, n_tokens(p), p->first, p->tokens,
-                             p->token_weights);
+        qc_routing_by_expert(&p->model->config, &p->routing, n_tokens(p));
     for (int64_t e = 0; e < n_experts; e++) {
         QC_TRY(take_expert(p, weights, layer, e, writer, err));
         QC_TRY(advance(p, layer, walk + (1 - walk) * (double)(e + 1) / (double)n_experts, err));
@@ -248,17 +244,7 @@ static int walk_layer(pass *p, int layer, qc_stats_writer *writer, qc_err *err)
 static int alloc_experts(pass *p, bool spill, qc_err *err)
 {
     const qc_model_config *c = &p->model->config;
-    size_t routes = (size_t)(n_tokens(p) * c->n_chosen);
-    if (n_tokens(p) > INT32_MAX)
-        return qc_fail(err, QC_E_UNSUPPORTED, "%lld calibration tokens with experts, at most %d",
-                       (long long)n_tokens(p), INT32_MAX);
-    p->experts = qc_alloc(routes, sizeof *p->experts);
-    p->weights = qc_alloc(routes, sizeof *p->weights);
-    p->first = qc_alloc((size_t)c->n_experts + 1, sizeof *p->first);
-    p->tokens = qc_alloc(routes, sizeof *p->tokens);
-    p->token_weights = qc_alloc(routes, sizeof *p->token_weights);
-    if (!p->experts || !p->weights || !p->first || !p->tokens || !p->token_weights)
-        return qc_fail_nomem(err, "the routing of tokens", 16 * (unsigned long long)routes);
+    QC_TRY(qc_routing_new(c, n_tokens(p), &p->routing, err));
     if (!(p->buffer_h = p->be->alloc(p->be, p->info->length * c->expert_ffn, err)))
         return QC_E_RESOURCE;
     return qc_stream_open(&p->kept, n_tokens(p), c->hidden, spill, p->options->scratch_folder, err);
@@ -303,9 +289,7 @@ int qc_stats_make(const qc_model *model, qc_backend *be, const qc_corpus *corpus
     be->free(be, p.buffer_x);
     be->free(be, p.buffer_u);
     be->free(be, p.buffer_h);
-    void *arrays[] = {p.experts, p.weights, p.first, p.tokens, p.token_weights};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
-        qc_free(arrays[i]);
+    qc_routing_clear(&p.routing);
     qc_stream_close(&p.kept);
     qc_free(p.host);
     qc_workspace_free(p.ws);

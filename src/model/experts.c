@@ -34,20 +34,12 @@ int qc_expert_scratch_new(const qc_model_config *config, qc_backend *be, int64_t
     *ret = (qc_expert_scratch){.be = be};
     if (config->n_experts == 0)
         return QC_OK;
-    size_t routes = (size_t)(max_tokens * config->n_chosen);
     buffers(ret, b);
     scratch_elems(config, max_tokens, n);
     for (int i = 0; i < N_BUFFERS; i++)
         if (!(*b[i] = be->alloc(be, n[i], err)))
             return QC_E_RESOURCE;
-    ret->first = qc_alloc((size_t)config->n_experts + 1, sizeof *ret->first);
-    ret->experts = qc_alloc(routes, sizeof *ret->experts);
-    ret->tokens = qc_alloc(routes, sizeof *ret->tokens);
-    ret->weights = qc_alloc(routes, sizeof *ret->weights);
-    ret->token_weights = qc_alloc(routes, sizeof *ret->token_weights);
-    if (ret->first && ret->experts && ret->tokens && ret->weights && ret->token_weights)
-        return QC_OK;
-    return qc_fail_nomem(err, "the routing of tokens", 16 * (unsigned long long)routes);
+    return qc_routing_new(config, max_tokens, &ret->routing, err);
 }
 
 void qc_expert_scratch_clear(qc_expert_scratch *s)
@@ -57,11 +49,7 @@ void qc_expert_scratch_clear(qc_expert_scratch *s)
     for (int i = 0; i < N_BUFFERS; i++)
         if (*b[i])
             s->be->free(s->be, *b[i]);
-    qc_free(s->first);
-    qc_free(s->experts);
-    qc_free(s->tokens);
-    qc_free(s->weights);
-    qc_free(s->token_weights);
+    qc_routing_clear(&s->routing);
 }
 
 uint64_t qc_expert_scratch_bytes(const qc_model_config *config, int64_t max_tokens)
@@ -72,22 +60,52 @@ uint64_t qc_expert_scratch_bytes(const qc_model_config *config, int64_t max_toke
     scratch_elems(config, max_tokens, n);
     for (int i = 0; i < N_BUFFERS; i++)
         total += n[i];
-    return (uint64_t)(total + 4 * max_tokens * config->n_chosen) * 4 + (uint64_t)(config->n_experts + 1) * 8;
+    return (uint64_t)total * 4 + qc_routing_bytes(config, max_tokens);
 }
 
-void qc_routing_by_expert(const qc_model_config *config, const int32_t *experts, const float *weights,
-                          int64_t n_tokens, int64_t *first, int32_t *tokens, float *token_weights)
+int qc_routing_new(const qc_model_config *config, int64_t n_tokens, qc_routing *ret, qc_err *err)
 {
-    int64_t n = n_tokens * config->n_chosen, n_experts = config->n_experts;
+    size_t routes = (size_t)(n_tokens * config->n_chosen);
+    *ret = (qc_routing){0};
+    if (n_tokens > INT32_MAX)
+        return qc_fail(err, QC_E_UNSUPPORTED, "%lld tokens with experts, at most %d", (long long)n_tokens,
+                       INT32_MAX);
+    ret->experts = qc_alloc(routes, sizeof *ret->experts);
+    ret->weights = qc_alloc(routes, sizeof *ret->weights);
+    ret->first = qc_alloc((size_t)config->n_experts + 1, sizeof *ret->first);
+    ret->tokens = qc_alloc(routes, sizeof *ret->tokens);
+    ret->token_weights = qc_alloc(routes, sizeof *ret->token_weights);
+    if (ret->experts && ret->weights && ret->first && ret->tokens && ret->token_weights)
+        return QC_OK;
+    return qc_fail_nomem(err, "the routing of tokens", qc_routing_bytes(config, n_tokens));
+}
+
+void qc_routing_clear(qc_routing *routing)
+{
+    qc_free(routing->experts);
+    qc_free(routing->weights);
+    qc_free(routing->first);
+    qc_free(routing->tokens);
+    qc_free(routing->token_weights);
+}
+
+uint64_t qc_routing_bytes(const qc_model_config *config, int64_t n_tokens)
+{
+    return 16 * (uint64_t)(n_tokens * config->n_chosen) + 8 * (uint64_t)(config->n_experts + 1);
+}
+
+void qc_routing_by_expert(const qc_model_config *config, qc_routing *routing, int64_t n_tokens)
+{
+    int64_t n = n_tokens * config->n_chosen, n_experts = config->n_experts, *first = routing->first;
     memset(first, 0, (size_t)(n_experts + 1) * sizeof *first);
     for (int64_t i = 0; i < n; i++)
-        first[experts[i] + 1]++;
+        first[routing->experts[i] + 1]++;
     for (int64_t e = 0; e < n_experts; e++)
         first[e + 1] += first[e];
     for (int64_t i = 0; i < n; i++) {
-        int64_t at = first[experts[i]]++;
-        tokens[at] = (int32_t)(i / config->n_chosen);
-        token_weights[at] = weights[i];
+        int64_t at = first[routing->experts[i]]++;
+        routing->tokens[at] = (int32_t)(i / config->n_chosen);
+        routing->token_weights[at] = routing->weights[i];
     }
     memmove(first + 1, first, (size_t)n_experts * sizeof *first); /* each stands at its end now */
     first[0] = 0;
@@ -174,18 +192,19 @@ int qc_layer_expert_output(const qc_layer *layer, qc_workspace *ws, int64_t expe
 int qc_layer_experts_forward(const qc_layer *layer, qc_workspace *ws, float *x, int64_t n_tokens, qc_err *err)
 {
     const qc_model_config *c = &layer->model->config;
-    const qc_expert_scratch *s = &ws->experts;
+    qc_expert_scratch *s = &ws->experts;
+    qc_routing *r = &s->routing;
     qc_backend *be = layer->be;
     QC_TRY(norm_all(layer, ws, x, n_tokens, err));
-    QC_TRY(route(layer, ws, n_tokens, s->experts, s->weights, err));
+    QC_TRY(route(layer, ws, n_tokens, r->experts, r->weights, err));
     QC_TRY(qc_layer_quantize_input(layer, QC_STAGE_EXPERT_GATE_UP, s->norm, n_tokens, err));
-    qc_routing_by_expert(c, s->experts, s->weights, n_tokens, s->first, s->tokens, s->token_weights);
+    qc_routing_by_expert(c, r, n_tokens);
     for (int64_t e = 0; e < c->n_experts; e++)
-        for (int64_t i = s->first[e]; i < s->first[e + 1]; i += QC_CHUNK_TOKENS) {
-            int64_t rows = qc_min_i64(QC_CHUNK_TOKENS, s->first[e + 1] - i);
-            QC_TRY(be->gather_rows(be, s->in, s->norm, s->tokens + i, rows, c->hidden, err));
+        for (int64_t i = r->first[e]; i < r->first[e + 1]; i += QC_CHUNK_TOKENS) {
+            int64_t rows = qc_min_i64(QC_CHUNK_TOKENS, r->first[e + 1] - i);
+            QC_TRY(be->gather_rows(be, s->in, s->norm, r->tokens + i, rows, c->hidden, err));
             QC_TRY(down_input(layer, ws, e, s->in, s->gate, rows, err));
-            QC_TRY(add_output(layer, ws, e, s->gate, s->tokens + i, s->token_weights + i, rows, x, err));
+            QC_TRY(add_output(layer, ws, e, s->gate, r->tokens + i, r->token_weights + i, rows, x, err));
         }
     return QC_OK;
 }

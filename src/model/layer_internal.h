@@ -25,9 +25,7 @@ typedef struct qc_expert_scratch {
     float *logits;    /* [max_tokens, n_experts] */
     float *in, *out;  /* [chunk, hidden] rows of one expert */
     float *gate, *up; /* [chunk, expert_ffn] */
-    int64_t *first;   /* host, as qc_routing_by_expert gives them */
-    int32_t *experts, *tokens;
-    float *weights, *token_weights;
+    qc_routing routing;
 } qc_expert_scratch;
 
 struct qc_workspace {

@@ -177,10 +177,23 @@ bool qc_stage_adds_product(const qc_model_config *config, qc_stage stage);
 int qc_layer_route(const qc_layer *layer, qc_workspace *ws, const float *x, int64_t n_tokens,
                    int32_t *experts, float *weights, qc_err *err) QC_WARN_UNUSED;
 
-/* Sort a routing by experts: expert e has the tokens (ascending) and weights of entries first[e] .. first[e +
- * 1] - 1. first[n_experts + 1]; tokens and token_weights [n_tokens * n_chosen]. */
-void qc_routing_by_expert(const qc_model_config *config, const int32_t *experts, const float *weights,
-                          int64_t n_tokens, int64_t *first, int32_t *tokens, float *token_weights);
+/* Where the router of a layer sends tokens, by token and by expert. Host memory, owned. */
+typedef struct qc_routing {
+    int32_t *experts;     /* [n_tokens, n_chosen] as qc_layer_route gives them */
+    float *weights;       /* the same */
+    int64_t *first;       /* [n_experts + 1] expert e has entries first[e] .. first[e + 1] - 1 of: */
+    int32_t *tokens;      /* [n_tokens * n_chosen] ascending within an expert */
+    float *token_weights; /* the same */
+} qc_routing;
+
+/* Arrays for at most n_tokens tokens. QC_E_UNSUPPORTED: more than 2^31 - 1 of them. Clear also on failure. */
+int qc_routing_new(const qc_model_config *config, int64_t n_tokens, qc_routing *ret,
+                   qc_err *err) QC_WARN_UNUSED;
+void qc_routing_clear(qc_routing *routing);
+uint64_t qc_routing_bytes(const qc_model_config *config, int64_t n_tokens);
+
+/* Fill the arrays by expert from those by token. */
+void qc_routing_by_expert(const qc_model_config *config, qc_routing *routing, int64_t n_tokens);
 
 /* One expert: h[n_rows, expert_ffn] = input of its down matrix for inputs u[n_rows, hidden] of its stage
  * QC_STAGE_EXPERT_GATE_UP; x[tokens[i], :] += weights[i] * (down h[i, :]). */

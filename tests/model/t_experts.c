@@ -161,29 +161,30 @@ END_TEST
 static void one_by_one(fixture *f, float *x)
 {
     const qc_model_config *c = &f->model.config;
-    int64_t n = TOKENS * c->n_chosen, first[9];
-    int32_t *experts = qc_alloc((size_t)n, sizeof *experts), *tokens = qc_alloc((size_t)n, sizeof *tokens);
-    float *weights = qc_alloc((size_t)n, sizeof *weights), *sorted = qc_alloc((size_t)n, sizeof *sorted);
+    qc_routing r;
     float *u = qc_alloc((size_t)(TOKENS * c->hidden), sizeof *u),
           *in = qc_alloc((size_t)(TOKENS * c->hidden), sizeof *in),
           *h = qc_alloc((size_t)(TOKENS * c->expert_ffn), sizeof *h);
-    ck_assert_int_eq(qc_layer_route(f->layer, f->ws, x, TOKENS, experts, weights, NULL), QC_OK);
+    ck_assert_int_eq(qc_routing_new(c, TOKENS, &r, NULL), QC_OK);
+    ck_assert_int_eq(qc_layer_route(f->layer, f->ws, x, TOKENS, r.experts, r.weights, NULL), QC_OK);
     ck_assert_int_eq(qc_layer_stage_input(f->layer, f->ws, QC_STAGE_EXPERT_GATE_UP, x, u, TOKENS, NULL),
                      QC_OK);
-    qc_routing_by_expert(c, experts, weights, TOKENS, first, tokens, sorted);
-    ck_assert_int_eq(first[c->n_experts], n);
+    qc_routing_by_expert(c, &r, TOKENS);
+    ck_assert_int_eq(r.first[c->n_experts], TOKENS * c->n_chosen);
     for (int64_t e = 0; e < c->n_experts; e++) {
-        int64_t n_rows = first[e + 1] - first[e];
-        for (int64_t i = first[e] + 1; i < first[e + 1]; i++)
-            ck_assert_int_lt(tokens[i - 1], tokens[i]);
+        int64_t n_rows = r.first[e + 1] - r.first[e];
+        for (int64_t i = r.first[e] + 1; i < r.first[e + 1]; i++)
+            ck_assert_int_lt(r.tokens[i - 1], r.tokens[i]);
         for (int64_t i = 0; i < n_rows; i++)
-            memcpy(in + i * c->hidden, u + tokens[first[e] + i] * c->hidden, (size_t)c->hidden * sizeof *in);
+            memcpy(in + i * c->hidden, u + r.tokens[r.first[e] + i] * c->hidden,
+                   (size_t)c->hidden * sizeof *in);
         ck_assert_int_eq(qc_layer_expert_down_input(f->layer, f->ws, e, in, h, n_rows, NULL), QC_OK);
-        ck_assert_int_eq(qc_layer_expert_output(f->layer, f->ws, e, h, tokens + first[e], sorted + first[e],
-                                                n_rows, x, NULL),
+        ck_assert_int_eq(qc_layer_expert_output(f->layer, f->ws, e, h, r.tokens + r.first[e],
+                                                r.token_weights + r.first[e], n_rows, x, NULL),
                          QC_OK);
     }
-    void *all[] = {experts, tokens, weights, sorted, u, in, h};
+    qc_routing_clear(&r);
+    void *all[] = {u, in, h};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         qc_free(all[i]);
 }
