@@ -289,8 +289,8 @@ int qc_convert_plan_make(const qc_model *model, const qc_policy *policy, const q
             plan.n_weights += (double)qc_tensor_n_elems(info);
             /* float32, decoded float32, codes and packed codes of a block, and at worst a scale and a zero
              * for every 16 of them */
-            uint64_t elems =
-                (uint64_t)qc_convert_block_rows(qc_tensor_cols(info)) * (uint64_t)qc_tensor_cols(info);
+            int64_t rows = qc_min_i64(qc_convert_block_rows(qc_tensor_cols(info)), qc_tensor_rows(info));
+            uint64_t elems = (uint64_t)(rows * qc_tensor_cols(info));
             uint64_t work = elems * 11 + (format->packs_whole ? item->bytes_out : 0);
             plan.work_bytes = work > plan.work_bytes ? work : plan.work_bytes;
         }

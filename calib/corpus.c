@@ -134,12 +134,18 @@ int qc_corpus_check(const qc_corpus *corpus, const qc_model_config *config, cons
     return QC_OK;
 }
 
+enum { PERPLEXITY_TOKENS = 2048 };
+
+int64_t qc_corpus_perplexity_windows(const qc_corpus *corpus)
+{
+    return qc_min_i64(corpus->n_windows, qc_max_i64(1, PERPLEXITY_TOKENS / corpus->length));
+}
+
 int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_backend *be,
                          const qc_eval_options *options, double limit, const char *name,
                          qc_event_list *events, double *ret_ppl, int64_t *ret_windows, qc_err *err)
 {
-    enum { ENOUGH = 2048 };
-    int64_t n = qc_min_i64(corpus->n_windows, qc_max_i64(1, ENOUGH / corpus->length)), lengths[ENOUGH];
+    int64_t n = qc_corpus_perplexity_windows(corpus), lengths[PERPLEXITY_TOKENS];
     for (int64_t i = 0; i < n; i++)
         lengths[i] = corpus->length;
     qc_windows windows = {.ids = corpus->ids, .lengths = lengths, .n_windows = n, .length = corpus->length};

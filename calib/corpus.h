@@ -64,6 +64,8 @@ int qc_corpus_perplexity(const qc_corpus *corpus, const qc_model *model, qc_back
                          const qc_eval_options *options, double limit, const char *name,
                          qc_event_list *events, double *ret_ppl, int64_t *ret_windows,
                          qc_err *err) QC_WARN_UNUSED;
+/* How many windows it takes: the first ones. */
+int64_t qc_corpus_perplexity_windows(const qc_corpus *corpus);
 
 /* Windows and length by name: "quick" 16 x 512, "standard" 128 x 2048, "thorough" 256 x 2048. A model that
  * takes fewer positions needs a shorter length. */

@@ -396,6 +396,23 @@ int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_er
     return QC_OK;
 }
 
+uint64_t qc_layer_fold_bytes(const qc_model_config *config, const qc_fold_options *options, int64_t n_tokens,
+                             bool acts)
+{
+    uint64_t most = 0;
+    int64_t n_sample = qc_min_i64(n_tokens, SAMPLE_TOKENS);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        if (stage == QC_STAGE_EXPERT_DOWN || !qc_stage_in_any_layer(config, (qc_stage)stage))
+            continue;
+        int64_t n = qc_stage_width(config, (qc_stage)stage);
+        uint64_t sums = qc_hessian_bytes(n, n_tokens),
+                 choice = (uint64_t)(n * n) * 4 + qc_fold_bytes(options, n, n_sample, acts),
+                 bytes = (sums > choice ? sums : choice) + (uint64_t)(n_sample * n) * 4;
+        most = bytes > most ? bytes : most;
+    }
+    return most + (uint64_t)(n_tokens * config->hidden) * 4;
+}
+
 void qc_layer_fold_clear(qc_layer_fold *fold)
 {
     for (int i = 0; i < fold->n_owned; i++)

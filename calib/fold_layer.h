@@ -50,6 +50,11 @@ void qc_layer_fold_mark(const qc_convert_plan *rounded, const qc_model *model,
  * matrix stays 16 bit are skipped. Clear with qc_layer_fold_clear, also after a failure. QC_E_INPUT: a value
  * that is not finite (layer and stage named). */
 int qc_layer_fold_choose(const qc_fold_layer_job *job, qc_layer_fold *ret, qc_err *err) QC_WARN_UNUSED;
+/* Bytes for plans: most of what qc_layer_fold_choose works with, over n_tokens tokens of statistics. */
+uint64_t qc_layer_fold_bytes(const qc_model_config *config, const qc_fold_options *options, int64_t n_tokens,
+                             bool acts);
+
+/* Free what the choice holds. */
 void qc_layer_fold_clear(qc_layer_fold *fold);
 
 /* The factors of a site from its scales[n] (as qc_layer_fold_choose left them; copied), so that a run that

@@ -229,18 +229,27 @@ int qc_hessian_add(qc_hessian *hs, const float *x, int64_t ldx, int64_t n_tokens
     return QC_OK;
 }
 
-int qc_hessian_finish(qc_hessian *hs, const float **ret_h, const float **ret_sum_abs, qc_err *err)
+/* The sum of all parts in the square matrix. */
+static int unpack_parts(qc_hessian *hs, qc_err *err)
 {
     QC_TRY(qc_hessian_close(hs, err));
     while (hs->n_parts > 1)
         QC_TRY(join(hs, &hs->parts[hs->n_parts - 2], &hs->parts[hs->n_parts - 1], err));
     QC_TRY(zero_block(hs, err));
-    if (hs->n_parts == 1) {
-        QC_TRY(add_triangle(hs->be, hs->parts[0].h, hs->block_h, hs->n, false, err));
-        QC_TRY(hs->be->add(hs->be, hs->block_abs, hs->parts[0].sum_abs, 1, hs->n, err));
-        free_part(hs->be, &hs->parts[0]);
-        hs->n_parts = 0;
-    }
+    if (hs->n_parts == 0)
+        return QC_OK;
+    QC_TRY(add_triangle(hs->be, hs->parts[0].h, hs->block_h, hs->n, false, err));
+    QC_TRY(hs->be->add(hs->be, hs->block_abs, hs->parts[0].sum_abs, 1, hs->n, err));
+    free_part(hs->be, &hs->parts[0]);
+    hs->n_parts = 0;
+    return QC_OK;
+}
+
+int qc_hessian_finish(qc_hessian *hs, const float **ret_h, const float **ret_sum_abs, qc_err *err)
+{
+    if (hs->n_parts || hs->block_tokens == 0)
+        QC_TRY(unpack_parts(hs, err));
+    hs->block_tokens = 0; /* a single block is there already, as experts mostly have it */
     QC_TRY(hs->be->mirror(hs->be, hs->block_h, hs->n, err));
     *ret_h = hs->block_h;
     *ret_sum_abs = hs->block_abs;

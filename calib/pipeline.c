@@ -35,21 +35,12 @@ static bool keeps_output(qc_stage stage)
     return stage == QC_STAGE_O || stage == QC_STAGE_DOWN;
 }
 
-/* Has any layer the stage? */
-static bool has_stage(const qc_model_config *c, qc_stage stage)
-{
-    for (int layer = 0; layer < c->n_layers; layer++)
-        if (qc_stage_present(c, layer, stage))
-            return true;
-    return false;
-}
-
 static int64_t kept_width(const qc_model_config *c)
 {
     static const qc_stage kept[] = {QC_STAGE_O, QC_STAGE_DOWN, QC_STAGE_EXPERT_GATE_UP};
     int64_t width = 0;
     for (int i = 0; i < 3; i++)
-        if (has_stage(c, kept[i]))
+        if (qc_stage_in_any_layer(c, kept[i]))
             width = qc_max_i64(width, qc_stage_width(c, kept[i]));
     return width;
 }
@@ -877,37 +868,131 @@ static int run_layer(qc_pipeline *p, int index, qc_err *err)
 
 /* ---- the whole ---- */
 
-void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
-                            const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
-                            uint64_t *ret_scratch)
+static uint64_t larger(uint64_t a, uint64_t b)
 {
-    int64_t w = widest(config);
-    uint64_t h = (uint64_t)(w * w) * 4, levels = 2;
-    if (options->given) { /* no stream; loading H, or H and its factor, beside a matrix as below */
-        uint64_t load = qc_given_stats_bytes(options->given);
+    return a > b ? a : b;
+}
+
+/* A matrix in work: rows and codes, then the solver or, behind it, the same matrix prepared anew. */
+static uint64_t matrix_bytes(const qc_model_config *c, const qc_pipeline_options *o, qc_compute compute,
+                             qc_stage stage, bool corrected, bool drift)
+{
+    int64_t n = qc_stage_width(c, stage), rows = qc_stage_rows(c, stage), some = rows_per_solve(rows, n);
+    uint64_t elems = (uint64_t)(rows * n), solve = qc_gptq_matrix_bytes(n, some),
+             correct = corrected ? qc_gptq_correct_bytes(n, some, drift) : 0,
+             again = elems * (compute == QC_COMPUTE_BF16 ? 2 : 4);
+    return 4 * (uint64_t)(some * n) + elems + 5 * elems / 16 + larger(again, larger(correct, solve)) +
+           (o->gptq ? qc_gptq_input_bytes(n) : 0);
+}
+
+/* Most that one stage takes beside streams, buffers and the layer: its sums, then H and a matrix. */
+static uint64_t stage_bytes(const qc_model_config *c, const qc_pipeline_options *o, qc_compute compute,
+                            int64_t n_tokens, qc_stage stage)
+{
+    int64_t n = qc_stage_width(c, stage);
+    bool corrected = o->correct > 0 && stage < QC_N_DENSE_STAGES,
+         drift = !(keeps_output(stage) && qc_stage_adds_product(c, stage));
+    uint64_t correction = corrected ? (uint64_t)((drift ? n : c->hidden) * n) * 4 : 0,
+             sums = qc_hessian_bytes(n, n_tokens),
+             solve = (uint64_t)(n * n) * 4 + matrix_bytes(c, o, compute, stage, corrected, drift);
+    return correction + larger(sums, solve);
+}
+
+static bool rounds_inputs(const qc_convert_plan *plan)
+{
+    for (int64_t i = 0; i < plan->n_items; i++)
+        if (plan->items[i].act_bits)
+            return true;
+    return false;
+}
+
+/* What the operations of any stage keep in the backend. */
+static uint64_t scratch_bytes(const qc_convert_plan *plan, const qc_model *model, int64_t length,
+                              const qc_backend *be)
+{
+    const qc_model_config *c = &model->config;
+    uint64_t most = qc_forward_scratch_bytes(c, be->compute, be->n_threads, length);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        int64_t n = qc_stage_width(c, (qc_stage)stage);
+        if (qc_stage_in_any_layer(c, (qc_stage)stage))
+            most = larger(most, qc_gram_scratch_bytes(be->compute, be->n_threads, length, n, n));
+    }
+    for (int64_t i = 0; i < plan->n_items; i++) {
+        const qc_convert_item *item = &plan->items[i];
+        const qc_tensor_info *info = model->src->info(model->src, item->tensor);
+        if (item->action == QC_ACTION_QUANTIZED && model->places[item->tensor].layer >= 0)
+            most = larger(most, qc_round_scratch_bytes(be->n_threads, qc_tensor_rows(info),
+                                                       qc_tensor_cols(info), item->spec.grid.group_elems));
+    }
+    return most;
+}
+
+/* The most of any part of a layer. */
+static uint64_t work_bytes(const qc_convert_plan *plan, const qc_model_config *c, const qc_corpus *corpus,
+                           const qc_pipeline_options *o, qc_compute compute)
+{
+    uint64_t most = 0, experts = qc_layer_experts_bytes(c, corpus);
+    if (o->fold.method != QC_FOLD_NONE) {
+        qc_fold_options fold = o->fold;
+        fold.gptq = o->gptq ? &o->gptq_options : NULL;
+        most = qc_layer_fold_bytes(c, &fold, qc_pipeline_fold_tokens(corpus), rounds_inputs(plan));
+    }
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        if (qc_stage_in_any_layer(c, (qc_stage)stage))
+            most = larger(most, stage_bytes(c, o, compute, total_tokens(corpus), (qc_stage)stage) +
+                                    (stage < QC_N_DENSE_STAGES ? 0 : experts));
+    return most;
+}
+
+/* Nothing runs: H is loaded, or it and its factor lie beside a matrix. */
+static uint64_t given_bytes(const qc_model_config *c, const qc_pipeline_options *o, qc_compute compute)
+{
+    uint64_t most = qc_given_stats_bytes(o->given);
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        if (qc_stage_in_any_layer(c, (qc_stage)stage))
+            most = larger(most, stage_bytes(c, o, compute, 1, (qc_stage)stage));
+    return most;
+}
+
+void qc_pipeline_plan_bytes(const qc_convert_plan *plan, const qc_model *model, const qc_corpus *corpus,
+                            const qc_pipeline_options *options, const qc_backend *be, uint64_t *ret_full,
+                            uint64_t *ret_least, uint64_t *ret_scratch)
+{
+    const qc_model_config *c = &model->config;
+    uint64_t scratch = scratch_bytes(plan, model, options->given ? 0 : corpus->length, be);
+    if (options->given) {
         *ret_scratch = 0;
-        *ret_full = *ret_least =
-            (load > 3 * h ? load : 3 * h) + qc_layer_bytes(config) + 4 * (uint64_t)SOLVE_ELEMS;
+        *ret_full = *ret_least = scratch + given_bytes(c, options, be->compute);
         return;
     }
     int64_t tokens = total_tokens(corpus), n_streams = options->correct > 0 ? 2 : 1;
-    while (1ll << levels < tokens / QC_HESSIAN_BLOCK)
-        levels++;
-    uint64_t layer = qc_layer_bytes(config), window = (uint64_t)(corpus->length * w) * 4;
-    *ret_scratch = (uint64_t)tokens * (uint64_t)(n_streams * config->hidden + kept_width(config)) * 4;
-    /* beside the layer: the partial sums of H or H and its factor, and a matrix with its errors, targets and
-     * codes */
-    *ret_least = qc_workspace_bytes(config, corpus->length) + (uint64_t)n_streams * (layer + window) +
-                 3 * window + h * qc_max_i64((int64_t)levels, 3) + 4 * (uint64_t)SOLVE_ELEMS +
-                 qc_layer_experts_bytes(config, corpus);
-    uint64_t kept = (uint64_t)(tokens * kept_width(config)) * 4;
-    *ret_full = *ret_least + *ret_scratch - (kept > KEPT_MAX_BYTES ? kept : 0);
+    bool kept_in_file = qc_pipeline_keeps_in_file(c, corpus), folds = options->fold.method != QC_FOLD_NONE;
+    uint64_t row = (uint64_t)(n_streams * c->hidden) * 4, window = (uint64_t)(corpus->length * widest(c)) * 4,
+             narrow = (uint64_t)(corpus->length * c->hidden) * 4,
+             kept = (uint64_t)(tokens * kept_width(c)) * 4, streams = (uint64_t)tokens * row,
+             work = scratch + qc_workspace_bytes(c, corpus->length) +
+                    (uint64_t)n_streams * qc_layer_bytes(c, be->compute) +
+                    work_bytes(plan, c, corpus, options, be->compute) + (n_streams == 2 ? window : 0);
+    *ret_scratch = streams + kept;
+    /* staging and inputs of a stage; streams that are not spilled are worked on in place */
+    *ret_least = work + 2 * window + (uint64_t)corpus->length * row;
+    *ret_full = work + streams + (kept_in_file ? 2 * window : kept + narrow + (folds ? window : narrow));
+}
+
+int64_t qc_pipeline_fold_tokens(const qc_corpus *corpus)
+{
+    return fold_windows(corpus) * corpus->length;
+}
+
+bool qc_pipeline_keeps_in_file(const qc_model_config *config, const qc_corpus *corpus)
+{
+    return total_tokens(corpus) * kept_width(config) * (int64_t)sizeof(float) > KEPT_MAX_BYTES;
 }
 
 static int open_kept(qc_pipeline *p, int64_t tokens, bool spill, qc_err *err)
 {
     int64_t width = kept_width(&p->model->config);
-    if (!spill && tokens * width * (int64_t)sizeof(float) > KEPT_MAX_BYTES &&
+    if (!spill && qc_pipeline_keeps_in_file(&p->model->config, p->corpus) &&
         qc_stream_open(&p->kept, tokens, width, true, p->options->scratch_folder, NULL) == QC_OK)
         return QC_OK;
     return qc_stream_open(&p->kept, tokens, width, spill, p->options->scratch_folder, err);
@@ -949,7 +1034,7 @@ static int open_pipeline(qc_pipeline *p, qc_err *err)
 {
     const qc_pipeline_options *o = p->options;
     uint64_t full, least, scratch;
-    qc_pipeline_plan_bytes(&p->model->config, p->corpus, o, &full, &least, &scratch);
+    qc_pipeline_plan_bytes(p->plan, p->model, p->corpus, o, p->be, &full, &least, &scratch);
     if (o->memory_bytes && least > o->memory_bytes)
         return qc_fail(err, QC_E_RESOURCE, "calibration needs at least %llu MB, the memory cap is %llu MB",
                        (unsigned long long)(least / 1000000 + 1),

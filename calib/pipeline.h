@@ -31,9 +31,17 @@ typedef struct qc_pipeline_options {
 
 /* Bytes of memory with all streams in memory, and at least; scratch bytes of the latter. corpus: not used
  * with options->given, here and below. */
-void qc_pipeline_plan_bytes(const qc_model_config *config, const qc_corpus *corpus,
-                            const qc_pipeline_options *options, uint64_t *ret_full, uint64_t *ret_least,
-                            uint64_t *ret_scratch);
+void qc_pipeline_plan_bytes(const qc_convert_plan *plan, const qc_model *model, const qc_corpus *corpus,
+                            const qc_pipeline_options *options, const qc_backend *be, uint64_t *ret_full,
+                            uint64_t *ret_least, uint64_t *ret_scratch);
+
+/* For forecasts. Tokens that channel scales are chosen by; whether the inputs of a stage, kept for its
+ * output, go through a file though nothing is spilled. */
+int64_t qc_pipeline_fold_tokens(const qc_corpus *corpus);
+bool qc_pipeline_keeps_in_file(const qc_model_config *config, const qc_corpus *corpus);
+
+/* Tokens, evenly spaced over the text, that stand in where an expert has too few of its own: at most. */
+enum { QC_EXPERT_SAMPLE_TOKENS = 4096 };
 
 /* Quantize the matrices of all layers that the plan wants quantized, into the journal; layers that it has
  * already are only run through (with given statistics nothing is: only weights are read). The journal gets,

@@ -11,9 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Tokens, evenly spaced over the text, that stand in where an expert has too few of its own. */
-enum { SAMPLE_TOKENS = 4096 };
-
 typedef struct expert_run {
     qc_layer_job *j;
     qc_routing routing;
@@ -51,7 +48,7 @@ static int run_alloc(expert_run *r, qc_err *err)
     const qc_model_config *c = config_of(r);
     int64_t n = qc_pipeline_tokens(p);
     QC_TRY(qc_routing_new(c, n, &r->routing, err));
-    r->n_sample = qc_min_i64(n, SAMPLE_TOKENS);
+    r->n_sample = qc_min_i64(n, QC_EXPERT_SAMPLE_TOKENS);
     r->all = qc_alloc((size_t)n, sizeof *r->all);
     r->sample = qc_alloc((size_t)r->n_sample, sizeof *r->sample);
     if (!r->all || !r->sample)

@@ -499,7 +499,7 @@ static int run_head(probe *p, int head_unit, qc_err *err)
 
 /* ---- the whole ---- */
 
-void qc_sensitivity_plan_bytes(const qc_model_config *config, int64_t n_units,
+void qc_sensitivity_plan_bytes(const qc_model_config *config, const qc_backend *be, int64_t n_units,
                                const qc_sample_text *statistics, const qc_sample_text *measured,
                                uint64_t *ret_full, uint64_t *ret_least)
 {
@@ -512,9 +512,14 @@ void qc_sensitivity_plan_bytes(const qc_model_config *config, int64_t n_units,
     uint64_t matrix =
         (uint64_t)(wide * qc_max_i64(config->hidden, config->ffn)) * 6 + 1024ull * 5 * 4 * (uint64_t)wide;
     uint64_t h = (uint64_t)(wide * wide) * 4 + qc_hessian_bytes(wide, (int64_t)n_statistics);
-    uint64_t layer = qc_layer_bytes(config) + matrix + h;
-    *ret_least = qc_workspace_bytes(config, length) + 3 * (uint64_t)(length * wide) * 4 +
-                 (head > layer ? head : layer);
+    uint64_t layer = qc_layer_bytes(config, be->compute) + matrix + h,
+             forward = qc_forward_scratch_bytes(config, be->compute, be->n_threads, length),
+             gram = qc_gram_scratch_bytes(be->compute, be->n_threads, length, wide, wide),
+             round =
+                 qc_round_scratch_bytes(be->n_threads, qc_max_i64(config->hidden, config->ffn), wide, wide),
+             scratch = gram > round ? gram : round;
+    *ret_least = (forward > scratch ? forward : scratch) + qc_workspace_bytes(config, length) +
+                 3 * (uint64_t)(length * wide) * 4 + (head > layer ? head : layer);
     *ret_full =
         *ret_least + (n_statistics + n_measured * (uint64_t)(n_units + 1)) * (uint64_t)config->hidden * 4;
 }
@@ -523,7 +528,8 @@ static int check_memory(probe *p, const qc_sample_text *statistics, const qc_sam
                         qc_err *err)
 {
     uint64_t full, least, cap = p->options->memory_bytes;
-    qc_sensitivity_plan_bytes(&p->model->config, p->assignment->n_units, statistics, measured, &full, &least);
+    qc_sensitivity_plan_bytes(&p->model->config, p->be, p->assignment->n_units, statistics, measured, &full,
+                              &least);
     if (cap && least > cap)
         return qc_fail(err, QC_E_RESOURCE,
                        "measuring for the bit budget needs at least %llu MB, the memory cap is %llu MB",

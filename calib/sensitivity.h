@@ -29,7 +29,7 @@ int qc_sensitivity_measure(const qc_model *model, qc_backend *be, const qc_sampl
                            const qc_sensitivity_options *options, qc_err *err) QC_WARN_UNUSED;
 
 /* Bytes of memory with all streams in memory, and at least. */
-void qc_sensitivity_plan_bytes(const qc_model_config *config, int64_t n_units,
+void qc_sensitivity_plan_bytes(const qc_model_config *config, const qc_backend *be, int64_t n_units,
                                const qc_sample_text *statistics, const qc_sample_text *measured,
                                uint64_t *ret_full, uint64_t *ret_least);
 

@@ -65,9 +65,12 @@ static uint64_t plan_bytes(const pass *p, uint64_t *ret_streams)
 {
     const qc_model_config *c = &p->model->config;
     uint64_t length = (uint64_t)p->info->length, hidden = (uint64_t)c->hidden, tokens = (uint64_t)n_tokens(p),
-             record = 0,
-             bytes = qc_layer_bytes(c) + qc_workspace_bytes(c, p->info->length) +
-                     length * (2 * hidden + (uint64_t)widest(p->info)) * sizeof(float);
+             record = 0, wide = (uint64_t)widest(p->info),
+             forward = qc_forward_scratch_bytes(c, p->be->compute, p->be->n_threads, p->info->length),
+             gram = qc_gram_scratch_bytes(p->be->compute, p->be->n_threads, p->info->length, (int64_t)wide,
+                                          (int64_t)wide),
+             bytes = qc_layer_bytes(c, p->be->compute) + qc_workspace_bytes(c, p->info->length) +
+                     (forward > gram ? forward : gram) + length * (2 * hidden + wide) * sizeof(float);
     for (int s = 0; s < QC_N_STAGES; s++) {
         uint64_t n = qc_hessian_bytes(p->info->widths[s], n_tokens(p));
         bytes += n;

@@ -705,3 +705,13 @@ int qc_fold_choose(qc_backend *be, const qc_fold_site *site, const qc_fold_optio
     work_free(&f);
     return rc;
 }
+
+uint64_t qc_fold_bytes(const qc_fold_options *options, int64_t n, int64_t n_sample, bool acts)
+{
+    uint64_t width = (uint64_t)n, square = 4 * width * width;
+    /* H scaled, and a copy of it; rows that are tried, blocks of them with codes; W^T W, sample and copy */
+    uint64_t bytes = 2 * square + width * (4 * (uint64_t)options->probe_rows + BLOCK_ROWS * 9);
+    if (options->gptq)
+        bytes += qc_gptq_input_bytes(n) + qc_gptq_matrix_bytes(n, options->probe_rows);
+    return bytes + (acts ? square + 8 * width * (uint64_t)n_sample : 0);
+}

@@ -70,6 +70,9 @@ typedef struct qc_fold_result {
 int qc_fold_choose(qc_backend *be, const qc_fold_site *site, const qc_fold_options *options, float *scales,
                    float *gain, qc_fold_result *ret, qc_err *err) QC_WARN_UNUSED;
 
+/* Bytes that a choice works with beside the site, for plans: n inputs, n_sample of them given if acts. */
+uint64_t qc_fold_bytes(const qc_fold_options *options, int64_t n, int64_t n_sample, bool acts);
+
 /* Make scales exact: new_gain = (gain + offset) / scales - offset rounded to dtype (F32, F16, BF16), then
  * scales = (gain + offset) / (new_gain + offset), so that the fold changes nothing but the rounding of
  * weights. Channels where gain + offset is 0, or where a value would leave the normal range of the type, keep

@@ -969,3 +969,20 @@ int qc_gptq_norm(const qc_gptq_input *in, const float *w, int64_t n_rows, double
     qc_free(norms);
     return rc;
 }
+
+uint64_t qc_gptq_input_bytes(int64_t n)
+{
+    return (uint64_t)(n * n) * 4;
+}
+
+uint64_t qc_gptq_matrix_bytes(int64_t n, int64_t n_rows)
+{
+    /* three float32 buffers, codes in two orders and ones; at most a scale and a zero for 16 columns */
+    uint64_t elems = (uint64_t)(qc_min_i64(n_rows, SLICE_ROWS) * n);
+    return 15 * elems + 5 * elems / 16;
+}
+
+uint64_t qc_gptq_correct_bytes(int64_t n, int64_t n_rows, bool with_d)
+{
+    return (uint64_t)(qc_min_i64(n_rows, SLICE_ROWS) * n) * 12 + (with_d ? (uint64_t)(n * n) * 4 : 0);
+}

@@ -74,6 +74,13 @@ int qc_gptq_matrix(qc_gptq_input *input, const float *w, int64_t n_rows, const q
                    qc_code_rows *rows, qc_quant_stats *stats, qc_gptq_result *ret,
                    qc_err *err) QC_WARN_UNUSED;
 
+/* Bytes for plans: what qc_gptq_input_new keeps beside h, and what qc_gptq_matrix and qc_gptq_norm work with
+ * beside their arguments and the backend's scratch. */
+uint64_t qc_gptq_input_bytes(int64_t n);
+uint64_t qc_gptq_matrix_bytes(int64_t n, int64_t n_rows);
+/* Of qc_gptq_correct_target; with_d: d is given. */
+uint64_t qc_gptq_correct_bytes(int64_t n, int64_t n_rows, bool with_d);
+
 /* *ret += sum over the rows of w[n_rows, n] (host) of w H w^T, what the errors of a matrix compare with. */
 int qc_gptq_norm(const qc_gptq_input *input, const float *w, int64_t n_rows, double *ret,
                  qc_err *err) QC_WARN_UNUSED;

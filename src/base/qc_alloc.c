@@ -89,6 +89,14 @@ void qc_free(void *p)
     free(p);
 }
 
+void qc_alloc_return_large(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
+}
+
 void qc_alloc_trim(void)
 {
 #ifdef __GLIBC__

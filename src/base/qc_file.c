@@ -69,19 +69,15 @@ void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes)
         madvise((void *)(uintptr_t)(map->data + begin), end - begin, MADV_DONTNEED);
 }
 
-/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or
- * of the window that the kernel maps around a fault (64 KB). Rows read in turn would keep each other's pages
- * alive unless all of them go. Dropping a page that is still in use costs a page fault, no more. */
-#define FOLIO_BYTES        (UINT64_C(2) << 20)
-#define FAULT_WINDOW_BYTES (UINT64_C(64) << 10)
-
+/* Rows read in turn would keep each other's pages alive unless all of them go. Dropping a page that is still
+ * in use costs a page fault, no more. */
 void qc_mapped_release_around(const qc_mapped *map, size_t offset, size_t n_bytes)
 {
     if (n_bytes == 0)
         return;
-    size_t begin = offset / FOLIO_BYTES * FOLIO_BYTES;
-    begin = begin < FAULT_WINDOW_BYTES ? 0 : begin - FAULT_WINDOW_BYTES;
-    size_t end = (offset + n_bytes + FOLIO_BYTES - 1) / FOLIO_BYTES * FOLIO_BYTES + FAULT_WINDOW_BYTES;
+    size_t folio = QC_FOLIO_BYTES, around = QC_FAULT_WINDOW_BYTES, begin = offset / folio * folio;
+    begin = begin < around ? 0 : begin - around;
+    size_t end = (offset + n_bytes + folio - 1) / folio * folio + around;
     end = end > map->n_bytes ? map->n_bytes : end;
     qc_mapped_release(map, begin, end - begin);
 }

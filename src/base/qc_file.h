@@ -28,6 +28,12 @@ void qc_file_unmap(qc_mapped *map);
  * Keeps peak memory at what is in use although whole files are mapped. */
 void qc_mapped_release(const qc_mapped *map, size_t offset, size_t n_bytes);
 
+/* A touched page brings its neighbours along: those of its large folio (aligned in the file, up to 2 MB) or
+ * of the window that the kernel maps around a fault. Rows that are read map at most QC_MAPPED_AROUND_BYTES
+ * more. */
+enum { QC_FOLIO_BYTES = 2 << 20, QC_FAULT_WINDOW_BYTES = 64 << 10 };
+enum { QC_MAPPED_AROUND_BYTES = 2 * (QC_FOLIO_BYTES + QC_FAULT_WINDOW_BYTES) };
+
 /* The same with a margin: pages around that came along when these were touched go as well. */
 void qc_mapped_release_around(const qc_mapped *map, size_t offset, size_t n_bytes);
 

@@ -59,7 +59,7 @@ static void *worker(void *arg)
     return NULL;
 }
 
-static int usable_processors(void)
+int qc_usable_processors(void)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0)
@@ -71,7 +71,7 @@ static int usable_processors(void)
 int qc_pool_new(int n_threads, qc_pool **ret, qc_err *err)
 {
     if (n_threads <= 0)
-        n_threads = usable_processors();
+        n_threads = qc_usable_processors();
     qc_pool *pool = qc_calloc(1, sizeof *pool);
     if (!pool)
         return qc_fail_nomem(err, "thread pool", sizeof *pool);

@@ -12,6 +12,9 @@ typedef struct qc_pool qc_pool;
 /* One task. `thread` (0 .. qc_pool_size - 1) selects per-thread scratch and nothing else. */
 typedef void (*qc_task_fn)(void *ctx, int64_t task, int thread);
 
+/* Processors that this process may run on, 1 or more. */
+int qc_usable_processors(void);
+
 /* n_threads <= 0: one per usable processor. The calling thread works too, so n_threads - 1 are started. */
 int qc_pool_new(int n_threads, qc_pool **ret, qc_err *err) QC_WARN_UNUSED;
 void qc_pool_free(qc_pool *pool);

@@ -121,16 +121,17 @@ static void plan_resources(job *j)
     work = j->budget_plan_bytes > work ? j->budget_plan_bytes : work;
     if (j->recipe->verify.enabled) {
         const qc_model_config *c = &j->model.config;
-        qc_eval_plan_bytes(c, c, j->windows.length, qc_windows_ids(&j->windows, j->windows.n_windows), &full,
-                           &least);
-        if (j->recipe->run.memory_bytes && full + QC_PROGRAM_BYTES > j->recipe->run.memory_bytes) {
+        qc_eval_plan_bytes(c, c, j->windows.length, qc_windows_ids(&j->windows, j->windows.n_windows),
+                           j->recipe->verify.noise_floor ? QC_COMPUTE_F32 : j->be->compute, j->be->n_threads,
+                           &full, &least);
+        if (j->recipe->run.memory_bytes && full + qc_program_bytes(j->recipe) > j->recipe->run.memory_bytes) {
             scratch = full - least > scratch ? full - least : scratch; /* one after the other */
             full = least;
         }
     }
     j->scratch_plan_bytes = scratch;
     j->disk_plan_bytes += scratch;
-    j->peak_plan_bytes = QC_PROGRAM_BYTES + (work > full ? work : full);
+    j->peak_plan_bytes = qc_program_bytes(j->recipe) + (work > full ? work : full);
 }
 
 static int check_resources(const job *j, qc_err *err)

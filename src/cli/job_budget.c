@@ -2,7 +2,7 @@
 
 #include "job_calib.h"
 #include "job_file.h"
-#include "main.h"
+#include "measure.h"
 #include "progress.h"
 #include "qc_alloc.h"
 #include "qc_json.h"
@@ -87,15 +87,15 @@ static int measure(job *j, output *o, qc_err *err)
     gptq.refit = false; /* polishing costs more than the solve and lowers all damages by about the same */
     gptq.sweeps = 0;
     qc_sensitivity_options options = {.gptq = qc_job_rounds_by_gptq(o->asked) ? &gptq : NULL,
-                                      .memory_bytes = cap ? cap - QC_PROGRAM_BYTES : 0,
+                                      .memory_bytes = cap ? cap - qc_program_bytes(j->recipe) : 0,
                                       .scratch_folder = j->recipe->run.scratch,
                                       .progress = qc_progress_callback};
     part statistics = {NULL, {NULL, 0, 0}}, measured = statistics;
     double start = qc_now_seconds();
     int rc = divide_text(j, &statistics, &measured, err);
     if (rc == QC_OK) {
-        qc_sensitivity_plan_bytes(&j->model.config, o->assignment.n_units, &statistics.text, &measured.text,
-                                  &full, &least);
+        qc_sensitivity_plan_bytes(&j->model.config, j->be, o->assignment.n_units, &statistics.text,
+                                  &measured.text, &full, &least);
         j->budget_plan_bytes = options.memory_bytes && full > options.memory_bytes ? least : full;
         o->measured_tokens = measured.text.n_windows * measured.text.length;
         o->statistics_tokens = statistics.text.n_windows * statistics.text.length;

@@ -80,7 +80,7 @@ static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_er
 static uint64_t memory_cap(const job *j)
 {
     uint64_t cap = j->recipe->run.memory_bytes;
-    return cap ? cap - QC_PROGRAM_BYTES : 0;
+    return cap ? cap - qc_program_bytes(j->recipe) : 0;
 }
 
 static int load_corpus(job *j, qc_err *err)
@@ -259,7 +259,7 @@ void qc_job_calibration_bytes(const job *j, uint64_t *ret_memory, uint64_t *ret_
             continue;
         uint64_t full, least, scratch;
         qc_pipeline_options options = pipeline_options(j, o->quantize);
-        qc_pipeline_plan_bytes(&j->model.config, &j->corpus, &options, &full, &least, &scratch);
+        qc_pipeline_plan_bytes(&o->plan, &j->model, &j->corpus, &options, j->be, &full, &least, &scratch);
         if (options.memory_bytes && full > options.memory_bytes) {
             *ret_scratch = scratch > *ret_scratch ? scratch : *ret_scratch;
             full = least;
@@ -268,6 +268,13 @@ void qc_job_calibration_bytes(const job *j, uint64_t *ret_memory, uint64_t *ret_
     }
     if (j->corpus_plan_bytes > *ret_memory)
         *ret_memory = j->corpus_plan_bytes;
+    if (j->corpus.n_windows) { /* the model's own perplexity; its streams are small */
+        uint64_t full, least;
+        qc_eval_plan_bytes(&j->model.config, NULL, j->corpus.length,
+                           qc_corpus_perplexity_windows(&j->corpus) * j->corpus.length, j->be->compute,
+                           j->be->n_threads, &full, &least);
+        *ret_memory = full > *ret_memory ? full : *ret_memory;
+    }
 }
 
 /* ---- what must stay the same for a journal to be continued ---- */

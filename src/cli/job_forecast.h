@@ -11,7 +11,7 @@ typedef struct job_forecast {
     double layer; /* calibration of a decoder layer, on average */
 } job_forecast;
 
-/* Of a job whose plan is made, bit budgets aside. Takes about a second. */
+/* Of a job whose plan is made, bit budgets aside. Takes some seconds. */
 int qc_job_forecast(const job *j, job_forecast *ret, qc_err *err) QC_WARN_UNUSED;
 
 #endif

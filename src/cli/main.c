@@ -119,6 +119,7 @@ int qc_main(const qc_program *program, int argc, char **argv, qc_main_fn job)
 {
     qc_err err = {0};
     fill_standard_streams();
+    qc_alloc_return_large();
     qc_signals_install();
     qc_log_set_program(program->name);
     int rc = run(program, argc, argv, job, &err);

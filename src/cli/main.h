@@ -6,10 +6,6 @@
 
 #include <cjson/cJSON.h>
 
-/* What a process of this project takes before it does anything: code, libraries, tables. Counts against
- * --memory. */
-#define QC_PROGRAM_BYTES (48ull << 20)
-
 /* The job of a program. Returns 0, a positive exit code of its own (1: a gate failed or things differ, 6: too
  * many fallbacks) or a QC_E_* code with its message in *err. Prints results on stdout with stdio and need not
  * check the writes. */

@@ -7,7 +7,11 @@
 #include "gates.h"
 #include "recipe.h"
 
-/* Memory cap, scratch folder and the progress line. run.memory is 0 or more than QC_PROGRAM_BYTES. */
+/* What a process takes before it does anything, which counts against run.memory: code, libraries and tables,
+ * and what each thread works in. */
+uint64_t qc_program_bytes(const qc_recipe *recipe);
+
+/* Memory cap, scratch folder and the progress line. run.memory is 0 or more than qc_program_bytes. */
 qc_eval_options qc_measure_options(const qc_recipe *recipe);
 
 /* Refuse a cap that the program alone exceeds; `name` is how the user calls it. */

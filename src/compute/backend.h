@@ -75,8 +75,29 @@ typedef struct qc_device_info {
     uint64_t peak_bytes;   /* most device memory in use so far, that of cuBLAS and the context left out */
 } qc_device_info;
 
+/* What operations copy for themselves at most: tokens of both operands of `gram` (half as many with BF16),
+ * tokens that `linear` packs (BF16), rows that a thread packs in weight_load, rows that one works on in
+ * round_forward, descend and hessian_error. */
+enum {
+    QC_GRAM_COPIED_TOKENS = 1024,
+    QC_LINEAR_COPIED_TOKENS = 2048,
+    QC_LOAD_COPIED_ROWS = 32,
+    QC_ROUND_COPIED_ROWS = 128
+};
+
+/* The same in bytes, for plans. A backend keeps what its operations took, so that the most of all counts,
+ * once. */
+uint64_t qc_linear_scratch_bytes(qc_compute compute, int n_threads, int64_t n_tokens, int64_t n_in);
+uint64_t qc_attention_scratch_bytes(qc_compute compute, int n_threads, const qc_attention_shape *shape);
+uint64_t qc_gram_scratch_bytes(qc_compute compute, int n_threads, int64_t n_tokens, int64_t n_rows,
+                               int64_t n_cols);
+/* Of factor, factor_solve, round_forward, descend and hessian_error. */
+uint64_t qc_round_scratch_bytes(int n_threads, int64_t n_rows, int64_t n_cols, int64_t group_elems);
+
 struct qc_backend {
     const char *name; /* "cpu", "cuda:0", "emulated:0" */
+    qc_compute compute;
+    int n_threads; /* of the host */
 
     /* Buffers are plain host memory: any host pointer serves as one, and upload and download can be left out.
      */

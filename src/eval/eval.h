@@ -163,6 +163,7 @@ int qc_summarize(const qc_token_score *scores, const qc_windows *windows, int64_
 /* Bytes of memory that the walk needs: with the residual streams in memory, and at least (streams spilled). b
  * NULL: one model. */
 void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest,
-                        int64_t total_tokens, uint64_t *ret_full, uint64_t *ret_least);
+                        int64_t total_tokens, qc_compute compute, int n_threads, uint64_t *ret_full,
+                        uint64_t *ret_least);
 
 #endif

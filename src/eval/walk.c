@@ -62,24 +62,42 @@ static double layer_work(const qc_model_config *c)
     return h * (2 * q + 2 * kv + 3 * (double)c->ffn);
 }
 
-void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest,
-                        int64_t total_tokens, uint64_t *ret_full, uint64_t *ret_least)
+/* Largest matrix of the layers. */
+static uint64_t matrix_elems(const qc_model_config *c)
 {
-    uint64_t streams = 0, work = 0, layer = 0;
-    for (int i = 0; i < 2; i++) {
-        const qc_model_config *c = i ? b : a;
-        if (!c)
-            continue;
-        uint64_t w = qc_workspace_bytes(c, longest), l = qc_layer_bytes(c);
-        streams += (uint64_t)total_tokens * (uint64_t)c->hidden * 4;
-        work += w + 2ull * (uint64_t)qc_max_i64(longest, TILE_TOKENS) * (uint64_t)c->hidden * 4 +
-                (uint64_t)SLICE_VOCAB * (TILE_TOKENS + (uint64_t)c->hidden) * 4;
+    int64_t most = 0;
+    for (int stage = 0; stage < QC_N_STAGES; stage++)
+        if (qc_stage_in_any_layer(c, (qc_stage)stage))
+            most = qc_max_i64(most, qc_stage_rows(c, (qc_stage)stage) * qc_stage_width(c, (qc_stage)stage));
+    return (uint64_t)most;
+}
+
+void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int64_t longest,
+                        int64_t total_tokens, qc_compute compute, int n_threads, uint64_t *ret_full,
+                        uint64_t *ret_least)
+{
+    const qc_model_config *sides[2] = {a, b};
+    uint64_t streams = 0, spaces = 0, layer = 0, heads = 0, hidden = 0;
+    for (int i = 0; i < 2 && sides[i]; i++) {
+        const qc_model_config *c = sides[i];
+        /* what is read lies mapped beside what is prepared from it */
+        uint64_t h = (uint64_t)c->hidden, l = qc_layer_bytes(c, compute) + 2 * matrix_elems(c);
+        streams += (uint64_t)total_tokens * h * 4;
+        spaces += qc_workspace_bytes(c, longest) +
+                  qc_forward_scratch_bytes(c, compute, n_threads, qc_max_i64(longest, TILE_TOKENS)) +
+                  QC_MAPPED_AROUND_BYTES;
+        heads += (uint64_t)SLICE_VOCAB * (TILE_TOKENS * 4 + h * (compute == QC_COMPUTE_BF16 ? 4 : 6));
         layer = l > layer ? l : layer;
+        hidden = h > hidden ? h : hidden;
     }
-    *ret_least =
-        work + layer +
-        (uint64_t)total_tokens * (sizeof(qc_score) + sizeof(qc_token_score) + sizeof(qc_eval_target) + 8);
-    *ret_full = *ret_least + streams;
+    /* on the host; in the backend for spilled streams, else for a tile whose targets lie apart */
+    uint64_t staging = (uint64_t)qc_max_i64(longest, TILE_TOKENS) * hidden * 4,
+             tile = TILE_TOKENS * hidden * 4,
+             scores = (uint64_t)total_tokens * (sizeof(qc_score) + sizeof(qc_token_score) +
+                                                sizeof(qc_eval_target) + sizeof(int32_t) * 2),
+             work = spaces + staging + (heads > layer ? heads : layer) + scores;
+    *ret_full = work + streams + tile;
+    *ret_least = work + staging;
 }
 
 /* Targets of sequences that are scored from their second id on. */
@@ -139,12 +157,17 @@ static int alloc_walk(walk *w, qc_err *err)
     const qc_eval_options *o = w->options;
     int64_t hidden = 0;
     bool spill = false;
-    for (int i = 0; i < w->n_sides; i++)
+    int n_threads = w->be->n_threads;
+    qc_compute compute = QC_COMPUTE_BF16; /* F32 if a backend of either side is */
+    for (int i = 0; i < w->n_sides; i++) {
         hidden = qc_max_i64(hidden, w->sides[i].model->config.hidden);
+        compute = w->sides[i].be->compute == QC_COMPUTE_F32 ? QC_COMPUTE_F32 : compute;
+        n_threads = w->sides[i].be->n_threads > n_threads ? w->sides[i].be->n_threads : n_threads;
+    }
     if (o && o->memory_bytes) {
         uint64_t full, least;
         qc_eval_plan_bytes(&w->sides[0].model->config, w->n_sides == 2 ? &w->sides[1].model->config : NULL,
-                           w->longest, w->total, &full, &least);
+                           w->longest, w->total, compute, n_threads, &full, &least);
         if (least > o->memory_bytes)
             return qc_fail(err, QC_E_RESOURCE, "evaluation needs at least %llu MB, the memory cap is %llu MB",
                            (unsigned long long)(least / 1000000 + 1),

@@ -126,6 +126,22 @@ uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens)
     return (uint64_t)total * sizeof(float) + qc_expert_scratch_bytes(config, max_tokens);
 }
 
+uint64_t qc_forward_scratch_bytes(const qc_model_config *config, qc_compute compute, int n_threads,
+                                  int64_t n_tokens)
+{
+    qc_attention_shape shape = {
+        .n_tokens = n_tokens, .n_kv_heads = config->n_kv_heads, .head_dim = config->head_dim};
+    uint64_t most = qc_attention_scratch_bytes(compute, n_threads, &shape);
+    for (int stage = 0; stage < QC_N_STAGES; stage++) {
+        if (!qc_stage_in_any_layer(config, (qc_stage)stage))
+            continue;
+        uint64_t bytes =
+            qc_linear_scratch_bytes(compute, n_threads, n_tokens, qc_stage_width(config, (qc_stage)stage));
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 /* ---- stages ---- */
 
 typedef struct stage_info {
@@ -186,9 +202,25 @@ int64_t qc_stage_width(const qc_model_config *config, qc_stage stage)
     return qc_dim_elems(config, qc_slot_of(stage_of(stage)->slots[0])->cols);
 }
 
+int64_t qc_stage_rows(const qc_model_config *config, qc_stage stage)
+{
+    int64_t most = 0;
+    for (const qc_slot *s = qc_stage_slots(config->family, stage); *s != QC_N_SLOTS; s++)
+        most = qc_max_i64(most, qc_dim_elems(config, qc_slot_of(*s)->rows));
+    return most;
+}
+
 bool qc_stage_present(const qc_model_config *config, int layer, qc_stage stage)
 {
     return qc_slot_present(config, layer, qc_stage_slots(config->family, stage)[0]);
+}
+
+bool qc_stage_in_any_layer(const qc_model_config *config, qc_stage stage)
+{
+    for (int layer = 0; layer < config->n_layers; layer++)
+        if (qc_stage_present(config, layer, stage))
+            return true;
+    return false;
 }
 
 int64_t qc_stage_experts(const qc_model_config *config, qc_stage stage)

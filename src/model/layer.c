@@ -174,12 +174,12 @@ static int64_t layer_elems(const qc_model_config *config, int layer)
     return total;
 }
 
-uint64_t qc_layer_bytes(const qc_model_config *config)
+uint64_t qc_layer_bytes(const qc_model_config *config, qc_compute compute)
 {
     int64_t largest = 0;
     for (int layer = 0; layer < config->n_layers; layer++)
         largest = qc_max_i64(largest, layer_elems(config, layer));
-    return (uint64_t)largest * sizeof(float);
+    return (uint64_t)largest * (compute == QC_COMPUTE_BF16 ? 2 : 4);
 }
 
 int qc_layer_set_vector(qc_layer *layer, qc_slot slot, const float *values, qc_err *err)

@@ -110,7 +110,10 @@ int qc_workspace_new(const qc_model *model, qc_backend *be, int64_t max_tokens, 
 void qc_workspace_free(qc_workspace *ws);
 /* Bytes that qc_workspace_new and one prepared layer take, for plans. */
 uint64_t qc_workspace_bytes(const qc_model_config *config, int64_t max_tokens);
-uint64_t qc_layer_bytes(const qc_model_config *config);
+uint64_t qc_layer_bytes(const qc_model_config *config, qc_compute compute);
+/* Scratch of the backend for a pass of n_tokens and for preparing the layer. */
+uint64_t qc_forward_scratch_bytes(const qc_model_config *config, qc_compute compute, int n_threads,
+                                  int64_t n_tokens);
 
 /* x[n_tokens, hidden] (backend memory) through one layer, in place: one sequence from position 0. The same
  * bits as the two halves of qc_layer_stage_input and qc_layer_stage_output, and as the experts one after the
@@ -151,9 +154,11 @@ typedef enum {
 const char *qc_stage_name(qc_stage stage);
 const qc_slot *qc_stage_slots(const qc_family *family, qc_stage stage);
 int64_t qc_stage_width(const qc_model_config *config, qc_stage stage);
+int64_t qc_stage_rows(const qc_model_config *config, qc_stage stage); /* of the largest of its matrices */
 
-/* Has a layer the stage, and how many times: once, or once per expert? */
+/* Has a layer the stage, or any of them, and how many times: once, or once per expert? */
 bool qc_stage_present(const qc_model_config *config, int layer, qc_stage stage);
+bool qc_stage_in_any_layer(const qc_model_config *config, qc_stage stage);
 int64_t qc_stage_experts(const qc_model_config *config, qc_stage stage);
 
 /* u[n_tokens, width] = input of a stage's matrices for one sequence whose residual is x[n_tokens, hidden],

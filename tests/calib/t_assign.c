@@ -98,7 +98,7 @@ static void measure(fixture *f, const qc_gptq_options *gptq, uint64_t memory_byt
 static void plan_bytes(const fixture *f, uint64_t *full, uint64_t *least)
 {
     qc_sample_text text = {f->ids, WINDOWS, LENGTH};
-    qc_sensitivity_plan_bytes(&f->model.config, f->a.n_units, &text, &text, full, least);
+    qc_sensitivity_plan_bytes(&f->model.config, f->be, f->a.n_units, &text, &text, full, least);
 }
 
 /* ---- damage ---- */

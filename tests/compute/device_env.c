@@ -331,6 +331,8 @@ qc_backend *device_env_new(qc_pool *pool, qc_compute compute)
         TEST_SKIP(err.msg);
     w->be = (qc_backend){
         .name = w->device->name,
+        .compute = compute,
+        .n_threads = qc_pool_size(pool),
         .host_memory = true,
         .alloc = wrap_alloc,
         .free = wrap_free,

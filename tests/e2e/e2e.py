@@ -25,6 +25,16 @@ def run(*args, program=QCONVERT, **options):
                           **{"timeout": 120, **options})
 
 
+def plan_of(*args):
+    """The plan of a run."""
+    return json.loads(succeeds(*args, "--dry-run", "--json").stdout)
+
+
+def least_plan(*args):
+    """The plan with the smallest cap that is kept: all streams spill."""
+    return plan_of(*args, "--memory", plan_of(*args)["peak_rss_bytes"] - 1)
+
+
 def check(condition, message):
     if not condition:
         raise AssertionError(message)

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 
 import models
-from e2e import BUILD_ROOT, DEMO, QCONVERT, SOURCE_ROOT, TINY, check, copy_model, fails, load, main, run, same, sha256, succeeds
+from e2e import (BUILD_ROOT, DEMO, QCONVERT, SOURCE_ROOT, TINY, check, copy_model, fails, least_plan, load, main, plan_of, run, same, sha256,
+                 succeeds)
 
 QEVAL = os.path.join(BUILD_ROOT, "src", "cli", "qeval")
 QINSPECT = os.path.join(BUILD_ROOT, "src", "cli", "qinspect")
@@ -44,17 +45,32 @@ def case_caps_are_kept():
     peak(model, *flags)
     report, size = load("r.json"), sha256("a.qpk")
     full = report["plan"]["peak_rss_bytes"]
-    for cap in (full, full - 20 * MB):  # the second makes the residual streams spill
-        plan = json.loads(succeeds(model, *flags, "--memory", cap, "--dry-run", "--json").stdout)
+    least = least_plan(model, *flags)["peak_rss_bytes"]
+    check(least < full - 20 * MB, f"plans {full}, {least}")
+    for cap in (full, least):  # the second makes the residual streams spill
+        plan = plan_of(model, *flags, "--memory", cap)
         check(plan["peak_rss_bytes"] <= cap, f"cap {cap}, planned {plan}")
         same(plan["disk_bytes"] > report["plan"]["disk_bytes"], cap < full, "disk for the streams is planned")
         used = peak(model, *flags, "--memory", cap)
         check(used <= cap, f"cap {cap}, used {used}")
         same(load("r.json")["evaluation"], report["evaluation"], f"figures under a cap of {cap}")
         same(sha256("a.qpk"), size, f"bytes under a cap of {cap}")
-    for cap in ("1MB", "55MB"):
+    for cap in ("1MB", least - 1):
         fails(5, ["memory"], model, *flags, "--memory", cap)
-        fails(5, ["memory"], model, "--windows", 24, "--length", 1024, "--memory", cap, program=QEVAL)
+    fails(5, ["memory"], model, "--windows", 24, "--length", 1024, "--memory", "1MB", program=QEVAL)
+    fails(5, ["memory"], model, "--windows", 24, "--length", 1024, "-t", 2, "--memory", least // 2, program=QEVAL)
+
+
+def case_caps_of_calibrated_runs_are_kept():
+    """With streams in memory and spilled, with few threads and with more than there is work for."""
+    text = os.path.join(SOURCE_ROOT, "tests", "data", "text", "austen-calib.txt")
+    for method, threads in (("gptq", 1), ("awq+gptq", 7), ("gptq", 64)):
+        flags = (DEMO, "-o", "a.qpk", "--force", "--method", method, "--calib", text, "--calib-windows", 24, "--calib-length", 128, "--no-verify", "-t", threads)
+        least = least_plan(*flags)["peak_rss_bytes"]
+        for cap in (plan_of(*flags)["peak_rss_bytes"], least):
+            used = peak(*flags, "--memory", cap)
+            check(used <= cap, f"{method}, {threads} threads: cap {cap}, used {used}")
+        fails(5, ["memory"], *flags, "--memory", least - 1)
 
 
 def case_a_large_tokenizer_counts():

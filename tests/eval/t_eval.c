@@ -137,7 +137,7 @@ START_TEST(same_bits)
     uint64_t full, least;
     setup(&f, "qwen2", 1);
     setup(&g, "qwen3-untied", 1);
-    qc_eval_plan_bytes(&f.model.config, &g.model.config, 48, 96, &full, &least);
+    qc_eval_plan_bytes(&f.model.config, &g.model.config, 48, 96, QC_COMPUTE_F32, 2, &full, &least);
     ck_assert(least < full);
     teardown(&f);
     teardown(&g);

@@ -285,7 +285,7 @@ START_TEST(places)
     }
     ck_assert_int_eq(qc_stage_experts(&model.config, QC_STAGE_EXPERT_GATE_UP), 8);
     /* norms, q and o, k and v, router, experts: more than a dense layer */
-    ck_assert_uint_eq(qc_layer_bytes(&model.config),
+    ck_assert_uint_eq(qc_layer_bytes(&model.config, QC_COMPUTE_F32),
                       4 * (2 * 64 + 2 * 24 + 2 * 64 * 96 + 2 * 64 * 48 + 8 * 64 + 8 * 3 * 64 * 32));
     qc_model_close(&model);
     mem_close(m);

@@ -514,8 +514,9 @@ START_TEST(limits)
     float *buffer = be->alloc(be, 256, &err);
     ck_assert_int_eq(be->upload(be, buffer, x, 256, &err), QC_OK);
     ck_assert_int_eq(qc_layer_forward(layer, ws, buffer, 2, &err), QC_E_USAGE);
-    ck_assert_uint_eq(qc_layer_bytes(&model.config), 4 * (2 * 128 + 2 * 128 * 128 + 2 * 64 * 128 +
-                                                          3 * 128 * 256)); /* norms, q o, k v, mlp */
+    ck_assert_uint_eq(
+        qc_layer_bytes(&model.config, QC_COMPUTE_F32),
+        4 * (2 * 128 + 2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 256)); /* norms, q o, k v, mlp */
     /* per token q and its mix, k, v, cos and sin; the width of the MLP counts for 512 tokens only */
     ck_assert_uint_eq(qc_workspace_bytes(&model.config, 4096),
                       4 * (4096 * (2 * 128 + 2 * 64 + 32) + 512 * (128 + 2 * 256)));

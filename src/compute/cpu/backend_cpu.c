@@ -249,12 +249,13 @@ int qc_backend_cpu_new(qc_pool *pool, qc_compute compute, qc_backend **ret, qc_e
     if (!cb)
         return qc_fail_nomem(err, "CPU backend", sizeof *cb);
     cb->pool = pool;
-    cb->compute = compute;
     qc_kern_init(&cb->kern, qc_cpu_flags());
     qc_kern_bf16_init(&cb->bf16, qc_cpu_flags());
     qc_blas_single_thread();
     cb->be = (qc_backend){
         .name = "cpu",
+        .compute = compute,
+        .n_threads = qc_pool_size(pool),
         .host_memory = true,
         .alloc = cpu_alloc,
         .free = cpu_free,

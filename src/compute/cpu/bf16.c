@@ -9,9 +9,9 @@ enum {
     TILE_TOKENS = 256, /* at most; half of it where that would leave less than MIN_TASKS tasks */
     TILE_OUT = 256,    /* about: the outputs are divided evenly */
     MIN_TASKS = 12,
-    BLOCK_TILES = 20,   /* tiles of inputs at a time: 32 columns of 640 inputs take 40 KiB */
-    PASS_TOKENS = 2048, /* tokens that are packed at a time: bounds the scratch */
-    PACK_STRIPS = 2     /* strips of 16 tokens per packing task */
+    BLOCK_TILES = 20, /* tiles of inputs at a time: 32 columns of 640 inputs take 40 KiB */
+    PASS_TOKENS = QC_LINEAR_COPIED_TOKENS, /* packed at a time: bounds the scratch */
+    PACK_STRIPS = 2                        /* strips of 16 tokens per packing task */
 };
 
 typedef struct linear_job {

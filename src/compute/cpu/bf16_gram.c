@@ -5,7 +5,7 @@
 #include "qc_math.h"
 
 enum {
-    BLOCK_TOKENS = 512, /* 32 columns of them take 32 KiB: the first level cache */
+    BLOCK_TOKENS = QC_GRAM_COPIED_TOKENS / 2, /* 32 columns of them take 32 KiB: the first level cache */
     BLOCK_DIMS = 128,
     PACK_STRIPS = 4 /* strips per packing task: whole pieces of 256 bytes are read */
 };

@@ -10,7 +10,6 @@ typedef struct qc_cpu_backend {
     qc_backend be; /* first: the operations get a pointer to it */
     qc_pool *pool; /* borrowed, may be NULL */
     qc_kern kern;
-    qc_compute compute;
     qc_kern_bf16 bf16; /* with compute BF16 */
     float *scratch;    /* grows, never shrinks */
     int64_t scratch_elems;

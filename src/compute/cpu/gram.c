@@ -6,7 +6,13 @@
 
 /* Tokens are taken in blocks of QC_GRAM_TOKENS: a panel of 32 columns takes 32 KiB. GROUP_BLOCKS of them are
  * laid out at a time. Tiles of h: multiples of 12 and 32, large ones where enough tasks remain. */
-enum { GROUP_BLOCKS = 4, TILE = 192, TILE_SMALL = 96, SMALL_DIMS = 1024, PANELS_PER_TASK = 4 };
+enum {
+    GROUP_BLOCKS = QC_GRAM_COPIED_TOKENS / QC_GRAM_TOKENS,
+    TILE = 192,
+    TILE_SMALL = 96,
+    SMALL_DIMS = 1024,
+    PANELS_PER_TASK = 4
+};
 
 int64_t qc_cpu_gram_elems(const qc_kern *kern, int64_t n_dims)
 {

@@ -85,7 +85,7 @@ static int load_rows(qc_cpu_backend *cb, qc_weight *w, qc_fetch_rows_fn fetch, v
 static int alloc_data(const qc_cpu_backend *cb, qc_weight *w, qc_err *err)
 {
     size_t n_bytes;
-    if (cb->compute == QC_COMPUTE_BF16) {
+    if (cb->be.compute == QC_COMPUTE_BF16) {
         n_bytes = (size_t)(qc_ceil_div(w->n_out, QC_BF16_ROWS) * qc_bf16_strip(w->n_in)) * sizeof *w->tiles;
         w->tiles = qc_alloc(1, n_bytes);
     } else {

@@ -12,7 +12,14 @@
 /* Products take STRIP rows and DEPTH columns of coefficients at a time: a panel of that depth takes 32 KiB. A
  * task has at most MAX_PANELS panels, fewer where that would leave less than MIN_TASKS tasks. COPY_LD,
  * CACHE_PERIOD: see tile_block of linear.c. */
-enum { STRIP = 128, DEPTH = 256, MAX_PANELS = 4, MIN_TASKS = 8, COPY_LD = DEPTH + 16, CACHE_PERIOD = 1024 };
+enum {
+    STRIP = 128,
+    DEPTH = 256,
+    MAX_PANELS = QC_ROUND_COPIED_ROWS / 32,
+    MIN_TASKS = 8,
+    COPY_LD = DEPTH + 16,
+    CACHE_PERIOD = 1024
+};
 
 typedef struct round_job {
     const qc_kern *kern;

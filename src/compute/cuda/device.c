@@ -307,10 +307,11 @@ int qc_backend_cuda_new(qc_pool *pool, qc_compute compute, int index, const char
     if (!cb)
         return qc_fail_nomem(err, "CUDA backend", sizeof *cb);
     cb->pool = pool;
-    cb->compute = compute;
     snprintf(cb->name, sizeof cb->name, emulator ? "emulated:%d" : "cuda:%d", index);
     cb->be = (qc_backend){
         .name = cb->name,
+        .compute = compute,
+        .n_threads = qc_pool_size(pool),
         .host_memory = false,
         .alloc = cuda_alloc,
         .free = cuda_free,

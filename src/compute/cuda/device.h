@@ -46,7 +46,6 @@ typedef struct qc_cuda_block {
 typedef struct qc_cuda_backend {
     qc_backend be; /* first: the operations get a pointer to it */
     qc_pool *pool; /* borrowed, may be NULL */
-    qc_compute compute;
     char name[32];
     qc_cuda_api api;
     int device;

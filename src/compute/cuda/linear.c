@@ -130,7 +130,7 @@ static int load_half(qc_cuda_backend *cb, load_job *j, int half, size_t row_byte
 
 static int load_rows(qc_cuda_backend *cb, const qc_weight *w, qc_fetch_rows_fn fetch, void *ctx, qc_err *err)
 {
-    bool bf16 = cb->compute == QC_COMPUTE_BF16;
+    bool bf16 = cb->be.compute == QC_COMPUTE_BF16;
     size_t row_bytes = (size_t)w->n_in * (bf16 ? sizeof(uint16_t) : sizeof(float)), n_threads;
     int64_t step = qc_max_i64(TASK_ROWS, STAGING_BYTES / (int64_t)row_bytes / TASK_ROWS * TASK_ROWS);
     load_job j = {.w = w, .fetch = fetch, .ctx = ctx};
@@ -164,7 +164,7 @@ int qc_cuda_weight_load(qc_backend *be, int64_t n_out, int64_t n_in, qc_fetch_ro
     if (!w)
         return qc_fail_nomem(err, "weight matrix", sizeof *w);
     *w = (qc_weight){.n_out = n_out, .n_in = n_in};
-    size_t elem = cb->compute == QC_COMPUTE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    size_t elem = cb->be.compute == QC_COMPUTE_BF16 ? sizeof(uint16_t) : sizeof(float);
     int rc = qc_cuda_alloc(cb, (size_t)(n_out * n_in) * elem, cb->copies, &w->data, err);
     if (rc == QC_OK && n_out > 0 && n_in > 0)
         rc = load_rows(cb, w, fetch, ctx, err);
@@ -193,7 +193,7 @@ int qc_cuda_linear(qc_backend *be, float *y, int64_t ldy, const float *x, int64_
     if (bias)
         QC_TRY(put_bias(cb, y, ldy, bias, n_tokens, w->n_out, accumulate, err));
     int64_t ldw = qc_max_i64(w->n_in, 1), ld = qc_max_i64(ldx, 1);
-    if (cb->compute == QC_COMPUTE_F32)
+    if (cb->be.compute == QC_COMPUTE_F32)
         return gemm(cb, y, ldy, x, ld, false, w->data, ldw, false, QC_CUDA_R_32F, n_tokens, w->n_out, w->n_in,
                     1, beta, err);
     uint16_t *rounded = to_bf16(cb, QC_CUDA_S_INPUT, x, ldx, n_tokens, w->n_in, err);
@@ -234,7 +234,7 @@ int qc_cuda_gram(qc_backend *be, float *h, const float *a, int64_t lda, const fl
     const float one = 1;
     if (n_tokens == 0 || n_rows == 0 || (b && n_cols == 0))
         return QC_OK;
-    if (cb->compute == QC_COMPUTE_BF16) {
+    if (cb->be.compute == QC_COMPUTE_BF16) {
         uint16_t *x = to_bf16(cb, QC_CUDA_S_INPUT, a, lda, n_tokens, n_rows, err), *y = NULL;
         if (x && b)
             y = to_bf16(cb, QC_CUDA_S_CHANGE, b, ldb, n_tokens, n_cols, err);

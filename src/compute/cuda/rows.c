@@ -70,7 +70,7 @@ static int cuda_attention(qc_backend *be, float *out, const float *q, const floa
                                    .window = shape->window,
                                    .scale = shape->scale,
                                    .softcap = shape->softcap,
-                                   .bf16 = cb->compute == QC_COMPUTE_BF16};
+                                   .bf16 = cb->be.compute == QC_COMPUTE_BF16};
     qc_cuda_kernel kernel = dim_max == 64    ? QC_CUDA_K_attention_64
                             : dim_max == 128 ? QC_CUDA_K_attention_128
                                              : QC_CUDA_K_attention_256;
