@@ -13,7 +13,7 @@ static float largest_by_fabs(const float *x, int64_t n)
 {
     float most = 0;
     for (int64_t i = 0; i < n; i++)
-        most = fmaxf(most, fabsf(x[i]));
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
     return most;
 }
 

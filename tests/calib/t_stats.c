@@ -280,8 +280,10 @@ static void check_sums(const fixture *f, const qc_stats_file *file, qc_stats_pla
     ck_assert_int_eq(qc_hessian_finish(&hs, &h, &sum_abs, &err), QC_OK);
     for (int64_t i = 0; i < hs.n; i++) {
         double max = 0;
-        for (int64_t t = 0; t < n; t++)
-            max = fmax(max, fabs((double)rows[t * hs.n + i]));
+        for (int64_t t = 0; t < n; t++) {
+            double x = fabs((double)rows[t * hs.n + i]);
+            max = x > max ? x : max;
+        }
         ck_assert_double_eq((double)hs.max_abs[i], max);
         for (int64_t j = 0; j < hs.n; j++) {
             double want = 0, scale = 0;
