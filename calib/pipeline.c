@@ -868,11 +868,6 @@ static int run_layer(qc_pipeline *p, int index, qc_err *err)
 
 /* ---- the whole ---- */
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* A matrix in work: rows and codes, then the solver or, behind it, the same matrix prepared anew. */
 static uint64_t matrix_bytes(const qc_model_config *c, const qc_pipeline_options *o, qc_compute compute,
                              qc_stage stage, bool corrected, bool drift)
@@ -881,7 +876,7 @@ static uint64_t matrix_bytes(const qc_model_config *c, const qc_pipeline_options
     uint64_t elems = (uint64_t)(rows * n), solve = qc_gptq_matrix_bytes(n, some),
              correct = corrected ? qc_gptq_correct_bytes(n, some, drift) : 0,
              again = elems * (compute == QC_COMPUTE_BF16 ? 2 : 4);
-    return 4 * (uint64_t)(some * n) + elems + 5 * elems / 16 + larger(again, larger(correct, solve)) +
+    return 4 * (uint64_t)(some * n) + elems + 5 * elems / 16 + qc_max_u64(again, qc_max_u64(correct, solve)) +
            (o->gptq ? qc_gptq_input_bytes(n) : 0);
 }
 
@@ -895,7 +890,7 @@ static uint64_t stage_bytes(const qc_model_config *c, const qc_pipeline_options 
     uint64_t correction = corrected ? (uint64_t)((drift ? n : c->hidden) * n) * 4 : 0,
              sums = qc_hessian_bytes(n, n_tokens),
              solve = (uint64_t)(n * n) * 4 + matrix_bytes(c, o, compute, stage, corrected, drift);
-    return correction + larger(sums, solve);
+    return correction + qc_max_u64(sums, solve);
 }
 
 static bool rounds_inputs(const qc_convert_plan *plan)
@@ -915,14 +910,15 @@ static uint64_t scratch_bytes(const qc_convert_plan *plan, const qc_model *model
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         int64_t n = qc_stage_width(c, (qc_stage)stage);
         if (qc_stage_in_any_layer(c, (qc_stage)stage))
-            most = larger(most, qc_gram_scratch_bytes(be->compute, be->n_threads, length, n, n));
+            most = qc_max_u64(most, qc_gram_scratch_bytes(be->compute, be->n_threads, length, n, n));
     }
     for (int64_t i = 0; i < plan->n_items; i++) {
         const qc_convert_item *item = &plan->items[i];
         const qc_tensor_info *info = model->src->info(model->src, item->tensor);
         if (item->action == QC_ACTION_QUANTIZED && model->places[item->tensor].layer >= 0)
-            most = larger(most, qc_round_scratch_bytes(be->n_threads, qc_tensor_rows(info),
-                                                       qc_tensor_cols(info), item->spec.grid.group_elems));
+            most =
+                qc_max_u64(most, qc_round_scratch_bytes(be->n_threads, qc_tensor_rows(info),
+                                                        qc_tensor_cols(info), item->spec.grid.group_elems));
     }
     return most;
 }
@@ -939,8 +935,8 @@ static uint64_t work_bytes(const qc_convert_plan *plan, const qc_model_config *c
     }
     for (int stage = 0; stage < QC_N_STAGES; stage++)
         if (qc_stage_in_any_layer(c, (qc_stage)stage))
-            most = larger(most, stage_bytes(c, o, compute, total_tokens(corpus), (qc_stage)stage) +
-                                    (stage < QC_N_DENSE_STAGES ? 0 : experts));
+            most = qc_max_u64(most, stage_bytes(c, o, compute, total_tokens(corpus), (qc_stage)stage) +
+                                        (stage < QC_N_DENSE_STAGES ? 0 : experts));
     return most;
 }
 
@@ -950,7 +946,7 @@ static uint64_t given_bytes(const qc_model_config *c, const qc_pipeline_options 
     uint64_t most = qc_given_stats_bytes(o->given);
     for (int stage = 0; stage < QC_N_STAGES; stage++)
         if (qc_stage_in_any_layer(c, (qc_stage)stage))
-            most = larger(most, stage_bytes(c, o, compute, 1, (qc_stage)stage));
+            most = qc_max_u64(most, stage_bytes(c, o, compute, 1, (qc_stage)stage));
     return most;
 }
 

@@ -517,9 +517,9 @@ void qc_sensitivity_plan_bytes(const qc_model_config *config, const qc_backend *
              gram = qc_gram_scratch_bytes(be->compute, be->n_threads, length, wide, wide),
              round =
                  qc_round_scratch_bytes(be->n_threads, qc_max_i64(config->hidden, config->ffn), wide, wide),
-             scratch = gram > round ? gram : round;
-    *ret_least = (forward > scratch ? forward : scratch) + qc_workspace_bytes(config, length) +
-                 3 * (uint64_t)(length * wide) * 4 + (head > layer ? head : layer);
+             scratch = qc_max_u64(forward, qc_max_u64(gram, round));
+    *ret_least = scratch + qc_workspace_bytes(config, length) + 3 * (uint64_t)(length * wide) * 4 +
+                 qc_max_u64(head, layer);
     *ret_full =
         *ret_least + (n_statistics + n_measured * (uint64_t)(n_units + 1)) * (uint64_t)config->hidden * 4;
 }

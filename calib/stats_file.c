@@ -76,7 +76,7 @@ int qc_stats_describe(const qc_model *model, const qc_corpus *corpus, const char
 
 static int64_t places_of_layer(const qc_stats_info *info, int64_t layer)
 {
-    return info->sparse[layer] ? 2 + 2 * info->n_experts : QC_N_DENSE_STAGES;
+    return qc_stats_n_shared(info, layer) + (info->sparse[layer] ? 2 * info->n_experts : 0);
 }
 
 int64_t qc_stats_n_places(const qc_stats_info *info)
@@ -92,12 +92,13 @@ qc_stats_place qc_stats_place_at(const qc_stats_info *info, int64_t k)
     qc_stats_place place = {0};
     for (; k >= places_of_layer(info, place.layer); place.layer++)
         k -= places_of_layer(info, place.layer);
-    if (!info->sparse[place.layer] || k < 2) {
+    int64_t of_experts = k - qc_stats_n_shared(info, place.layer);
+    if (of_experts < 0) {
         place.stage = (qc_stage)k;
         return place;
     }
-    place.stage = k % 2 ? QC_STAGE_EXPERT_DOWN : QC_STAGE_EXPERT_GATE_UP;
-    place.expert = (k - 2) / 2;
+    place.stage = of_experts % 2 ? QC_STAGE_EXPERT_DOWN : QC_STAGE_EXPERT_GATE_UP;
+    place.expert = of_experts / 2;
     return place;
 }
 
@@ -105,14 +106,15 @@ qc_stats_place qc_stats_place_at(const qc_stats_info *info, int64_t k)
 static int64_t number_of(const qc_stats_info *info, qc_stats_place place)
 {
     int64_t before = 0;
+    int n_shared = qc_stats_n_shared(info, place.layer);
     bool of_expert = place.stage >= QC_N_DENSE_STAGES;
     if (of_expert ? !info->sparse[place.layer] || place.expert >= info->n_experts
-                  : info->sparse[place.layer] && place.stage >= QC_STAGE_GATE_UP)
+                  : (int)place.stage >= n_shared)
         return -1;
     for (int64_t layer = 0; layer < place.layer; layer++)
         before += places_of_layer(info, layer);
-    return before +
-           (of_expert ? 2 + 2 * place.expert + (place.stage == QC_STAGE_EXPERT_DOWN) : (int)place.stage);
+    return before + (of_expert ? n_shared + 2 * place.expert + (place.stage == QC_STAGE_EXPERT_DOWN)
+                               : (int)place.stage);
 }
 
 int64_t qc_stats_part_bytes(int64_t n)

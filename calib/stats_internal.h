@@ -38,6 +38,12 @@ struct qc_stats_writer {
 /* Bytes of a part of width n. */
 int64_t qc_stats_part_bytes(int64_t n);
 
+/* Stages of a layer whose inputs come from all tokens; behind them come those of experts, if it has some. */
+static inline int qc_stats_n_shared(const qc_stats_info *info, int64_t layer)
+{
+    return info->sparse[layer] ? QC_STAGE_GATE_UP : QC_N_DENSE_STAGES;
+}
+
 /* First block of the windows of a file. */
 static inline int64_t qc_stats_first_block(const qc_stats_info *info)
 {

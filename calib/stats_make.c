@@ -70,11 +70,11 @@ static uint64_t plan_bytes(const pass *p, uint64_t *ret_streams)
              gram = qc_gram_scratch_bytes(p->be->compute, p->be->n_threads, p->info->length, (int64_t)wide,
                                           (int64_t)wide),
              bytes = qc_layer_bytes(c, p->be->compute) + qc_workspace_bytes(c, p->info->length) +
-                     (forward > gram ? forward : gram) + length * (2 * hidden + wide) * sizeof(float);
+                     qc_max_u64(forward, gram) + length * (2 * hidden + wide) * sizeof(float);
     for (int s = 0; s < QC_N_STAGES; s++) {
         uint64_t n = qc_hessian_bytes(p->info->widths[s], n_tokens(p));
         bytes += n;
-        record = n > record ? n : record;
+        record = qc_max_u64(record, n);
     }
     *ret_streams = tokens * hidden * sizeof(float);
     if (c->n_experts) {
@@ -126,7 +126,7 @@ static int walk_window(pass *p, const qc_layer *layer, int index, int64_t window
     int64_t n = p->info->length;
     float *x;
     QC_TRY(qc_stream_borrow(&p->x, p->be, window * n, n, p->host, p->buffer_x, &x, err));
-    for (int s = 0; s < (p->info->sparse[index] ? QC_STAGE_GATE_UP : QC_N_DENSE_STAGES); s++) {
+    for (int s = 0; s < qc_stats_n_shared(p->info, index); s++) {
         qc_stage stage = (qc_stage)s;
         QC_TRY(qc_layer_stage_input(layer, p->ws, stage, x, p->buffer_u, n, err));
         QC_TRY(qc_hessian_add(&p->hs[s], p->buffer_u, p->hs[s].n, n, err));
@@ -216,15 +216,15 @@ static int walk_loaded(pass *p, const qc_layer *weights, int layer, qc_stats_wri
 {
     bool sparse = p->info->sparse[layer];
     int64_t n = p->info->n_windows, n_experts = sparse ? p->info->n_experts : 0;
-    int n_dense = sparse ? QC_STAGE_GATE_UP : QC_N_DENSE_STAGES;
+    int n_shared = qc_stats_n_shared(p->info, layer);
     double walk = sparse ? .5 : 1;
-    for (int s = 0; s < n_dense; s++)
+    for (int s = 0; s < n_shared; s++)
         QC_TRY(qc_stats_init(p->info, (qc_stats_place){layer, (qc_stage)s, 0}, p->be, &p->hs[s], err));
     for (int64_t i = 0; i < n; i++) {
         QC_TRY(walk_window(p, weights, layer, i, err));
         QC_TRY(advance(p, layer, walk * (double)(i + 1) / (double)n, err));
     }
-    for (int s = 0; s < n_dense; s++)
+    for (int s = 0; s < n_shared; s++)
         QC_TRY(put(p, (qc_stats_place){layer, (qc_stage)s, 0}, writer, err));
     if (sparse)
         qc_routing_by_expert(&p->model->config, &p->routing, n_tokens(p));

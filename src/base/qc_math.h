@@ -33,6 +33,10 @@ static inline int64_t qc_max_i64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
+static inline uint64_t qc_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
 
 /* Integer of n_bytes (up to 8) that stands at p, least significant byte first; and back. */
 static inline uint64_t qc_get_le(const uint8_t *p, int n_bytes)

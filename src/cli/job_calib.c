@@ -67,8 +67,7 @@ static int check_settings(const qc_recipe *r, const qc_recipe_quantize *q, qc_er
     /* Measured on the demo model (KLD, half corrected): .0031 at shrink .1, .0034 at .6, 7.4 at .9, where it
      * is .0058 without correction: what remains of the correlations no longer holds the corrections together.
      */
-    if (text && qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 && q->gptq.correct > 0 &&
-        q->gptq.shrink > 0.6)
+    if (text && qc_job_correction(q) > 0 && q->gptq.shrink > 0.6)
         return qc_fail(
             err, QC_E_USAGE,
             "quantize.gptq: shrink %g and correct %g contradict each other: corrected targets rely on "
@@ -173,6 +172,11 @@ bool qc_job_rounds_by_gptq(const qc_recipe_quantize *q)
            q->method == QC_METHOD_SMOOTHQUANT_GPTQ;
 }
 
+double qc_job_correction(const qc_recipe_quantize *q)
+{
+    return qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 ? q->gptq.correct : 0;
+}
+
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *q)
 {
     return (qc_gptq_options){.order = (qc_gptq_order)q->gptq.order,
@@ -207,7 +211,7 @@ static qc_pipeline_options pipeline_options(const job *j, const qc_recipe_quanti
         .original_inputs = q->gptq.inputs == 1,
         .all_experts = j->recipe->calibration.experts == 1,
         .shrink = qc_job_rounds_by_gptq(q) ? q->gptq.shrink : 0,
-        .correct = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 ? q->gptq.correct : 0,
+        .correct = qc_job_correction(q),
         .memory_bytes = memory_cap(j),
         .scratch_folder = j->recipe->run.scratch,
         .progress = qc_progress_callback,

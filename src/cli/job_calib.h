@@ -12,6 +12,8 @@ bool qc_job_calibrates(const qc_recipe *recipe, const qc_recipe_quantize *quanti
 /* Does the method round by GPTQ, and with which options? */
 bool qc_job_rounds_by_gptq(const qc_recipe_quantize *quantize);
 qc_gptq_options qc_job_gptq_options(const qc_recipe_quantize *quantize);
+/* Share of the correction of its targets (docs/methods/gptq.md); 0: none, and no second stream. */
+double qc_job_correction(const qc_recipe_quantize *quantize);
 
 /* How channel scales are chosen (method QC_FOLD_NONE: they are not), and for which inputs. */
 qc_fold_options qc_job_fold_options(const qc_recipe_quantize *quantize, bool ret_sites[QC_N_DENSE_STAGES]);

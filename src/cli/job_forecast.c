@@ -125,7 +125,7 @@ static double stage_seconds(const job *j, const output *o, const job_samples *s,
 {
     const qc_model_config *c = &j->model.config;
     const qc_recipe_quantize *q = o->quantize;
-    bool correct = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 && q->gptq.correct > 0;
+    bool correct = qc_job_correction(q) > 0;
     double seconds = solve_seconds(c, s, tokens, stage);
     if (correct)
         seconds += correction_seconds(c, s, tokens, stage);
@@ -156,7 +156,7 @@ static double layer_seconds(const job *j, const output *o, const job_samples *s,
 {
     const qc_model_config *c = &j->model.config;
     const qc_recipe_quantize *q = o->quantize;
-    int streams = qc_job_rounds_by_gptq(q) && q->gptq.inputs == 0 && q->gptq.correct > 0 ? 2 : 1;
+    int streams = qc_job_correction(q) > 0 ? 2 : 1;
     double tokens = (double)(j->corpus.n_windows * j->corpus.length), forward = 0;
     if (!j->given)
         forward = streams * (layer_weights(c, layer) * s->prepare +

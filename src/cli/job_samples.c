@@ -234,7 +234,7 @@ static int measure_stages(sampler *s, job_samples *ret, qc_err *err)
 {
     const qc_model_config *c = &s->j->model.config;
     const qc_recipe_quantize *q = s->j->outputs[0].quantize;
-    bool corrects = s->solves && q->gptq.inputs == 0 && q->gptq.correct > 0;
+    bool corrects = qc_job_correction(q) > 0;
     stage_samples done[QC_N_STAGES];
     int64_t widths[QC_N_STAGES] = {0}, rows[QC_N_STAGES];
     for (int i = 0; i < QC_N_STAGES; i++) {

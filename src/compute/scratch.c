@@ -18,18 +18,13 @@ enum {
     STRIP = 128 * BLOCK_LD
 };
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 uint64_t qc_linear_scratch_bytes(qc_compute compute, int n_threads, int64_t n_tokens, int64_t n_in)
 {
     uint64_t thread = (uint64_t)qc_max_i64(QC_LOAD_COPIED_ROWS * n_in, LINEAR_TILE),
              tokens = (uint64_t)qc_round_up(qc_min_i64(n_tokens, QC_LINEAR_COPIED_TOKENS), PANEL),
              packed = tokens * (uint64_t)qc_round_up(n_in, PANEL) * sizeof(uint16_t),
              threads = (uint64_t)n_threads * thread * sizeof(float);
-    return compute == QC_COMPUTE_BF16 ? larger(threads, packed) : threads;
+    return compute == QC_COMPUTE_BF16 ? qc_max_u64(threads, packed) : threads;
 }
 
 uint64_t qc_attention_scratch_bytes(qc_compute compute, int n_threads, const qc_attention_shape *shape)
@@ -60,7 +55,7 @@ uint64_t qc_round_scratch_bytes(int n_threads, int64_t n_rows, int64_t n_cols, i
              rows = (uint64_t)qc_min_i64(QC_ROUND_COPIED_ROWS, qc_round_up(qc_ceil_div(n_rows, 8), PANEL)),
              /* errors and targets, scales and zeros; of a block sums, other sums and codes, and a fit */
         thread = 2 * rows * (n + groups) + (3 * rows + PANEL) * block + STRIP,
-             factor = larger(2 * BLOCK_LD, FACTOR_SOLVE_ROWS) * (n + PANEL) +
+             factor = qc_max_u64(2 * BLOCK_LD, FACTOR_SOLVE_ROWS) * (n + PANEL) +
                       BLOCK_TOKENS * (n + BLOCK_TOKENS) + (uint64_t)n_threads * GRAM_TILE;
-    return larger((uint64_t)n_threads * thread, factor) * sizeof(float);
+    return qc_max_u64((uint64_t)n_threads * thread, factor) * sizeof(float);
 }

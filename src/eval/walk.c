@@ -87,15 +87,15 @@ void qc_eval_plan_bytes(const qc_model_config *a, const qc_model_config *b, int6
                   qc_forward_scratch_bytes(c, compute, n_threads, qc_max_i64(longest, TILE_TOKENS)) +
                   QC_MAPPED_AROUND_BYTES;
         heads += (uint64_t)SLICE_VOCAB * (TILE_TOKENS * 4 + h * (compute == QC_COMPUTE_BF16 ? 4 : 6));
-        layer = l > layer ? l : layer;
-        hidden = h > hidden ? h : hidden;
+        layer = qc_max_u64(layer, l);
+        hidden = qc_max_u64(hidden, h);
     }
     /* on the host; in the backend for spilled streams, else for a tile whose targets lie apart */
     uint64_t staging = (uint64_t)qc_max_i64(longest, TILE_TOKENS) * hidden * 4,
              tile = TILE_TOKENS * hidden * 4,
              scores = (uint64_t)total_tokens * (sizeof(qc_score) + sizeof(qc_token_score) +
                                                 sizeof(qc_eval_target) + sizeof(int32_t) * 2),
-             work = spaces + staging + (heads > layer ? heads : layer) + scores;
+             work = spaces + staging + qc_max_u64(heads, layer) + scores;
     *ret_full = work + streams + tile;
     *ret_least = work + staging;
 }

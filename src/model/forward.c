@@ -135,9 +135,8 @@ uint64_t qc_forward_scratch_bytes(const qc_model_config *config, qc_compute comp
     for (int stage = 0; stage < QC_N_STAGES; stage++) {
         if (!qc_stage_in_any_layer(config, (qc_stage)stage))
             continue;
-        uint64_t bytes =
-            qc_linear_scratch_bytes(compute, n_threads, n_tokens, qc_stage_width(config, (qc_stage)stage));
-        most = bytes > most ? bytes : most;
+        most = qc_max_u64(most, qc_linear_scratch_bytes(compute, n_threads, n_tokens,
+                                                        qc_stage_width(config, (qc_stage)stage)));
     }
     return most;
 }
